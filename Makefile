@@ -1,7 +1,9 @@
 # make demo   four methods on the embedded data, with a report
-# make test   lint, types, and the tests that a change should pass: some eight minutes on 2 cores
+# make test   lint, types, and the tests that a change should pass: some six minutes on 2 cores
 # make test-all every test: all combinations, kill tests, Ray, the wheel, a GPU if there is one, mistakes put in on purpose
 # make test-nvflare a federation run by NVFlare, in an environment of its own
+# make test-torch what depends on torch, in an environment of its own: make test-torch TORCH=torch==2.6.0 LOCK=
+# make image  the container image of a site, by buildah: no daemon, and it runs in a chroot
 # make browser a Chromium for the tests of the page, where one can be installed
 # make screenshots those of the documentation, from a comparison that takes some minutes
 # make docs   the documentation as a site, in build/site
@@ -12,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo install test test-all lint pytest test-nvflare browser screenshots docs lock clean
+.PHONY: demo install test test-all lint pytest test-torch image test-nvflare browser screenshots docs lock clean
 
 KERNEL := $(wildcard src/fedbac/native/*.cpp src/fedbac/native/*.hpp src/fedbac/native/*.inc)
 INSTALL := pip install --quiet --disable-pip-version-check
@@ -37,7 +39,7 @@ $(STAMP)-dev: $(STAMP)
 demo: $(STAMP)
 	mkdir -p runs
 	$(BIN)/fedbac show fed-bac --task demo --set method.clustering.period=5 > runs/fed-bac.yaml
-	$(BIN)/fedbac compare fedbac-plus ifca runs/fed-bac.yaml hierfavg --out runs/demo --overwrite
+	$(BIN)/fedbac compare fedbac-plus ifca-edges runs/fed-bac.yaml hierfavg --out runs/demo --overwrite
 
 # Lint and tests at once: without its cache, mypy alone keeps one core busy for a minute. And tests start many processes,
 # which are to find their modules compiled.
@@ -52,10 +54,24 @@ lint: $(STAMP)-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet --min-severity medium .github
 	$(BIN)/python tools/make_docs.py --check
 
 pytest: $(STAMP)-dev
 	$(BIN)/pytest -n 2 --dist loadgroup $(SELECT)
+
+# Another torch, the oldest allowed or the newest, in an environment that is made anew.
+test-torch:
+	rm -rf build/torch
+	$(PYTHON) -m venv build/torch
+	build/torch/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH)
+	build/torch/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH) -e . pytest pytest-timeout pytest-xdist hypothesis
+	build/torch/bin/pytest -n 2 --dist loadgroup -W default tests/test_plain.py tests/test_frozen.py tests/test_losses.py \
+	tests/test_sealed.py tests/golden tests/identity tests/native tests/planted tests/trainers
+
+image:
+	buildah bud --isolation chroot -f containers/Dockerfile --ignorefile containers/Dockerfile.dockerignore -t fedbac $(IMAGE) .
 
 # NVFlare pins versions that others must not be held to. Where it cannot be installed, that is said and is no failure.
 NVFLARE := .venv-nvflare
@@ -78,7 +94,7 @@ browser:
 	echo "There is no Chromium, and it could not be installed: tests of the page in a browser are skipped."
 
 screenshots: $(STAMP)-dev browser
-	$(BIN)/fedbac compare fedbac-plus ifca fedper hierfavg --task planted --rounds 25 --seed 0 --seed 1 --out runs/screenshots
+	$(BIN)/fedbac compare fedbac-plus ifca-edges fedper-edges hierfavg --task planted --rounds 25 --seed 0 --seed 1 --out runs/screenshots
 	$(BIN)/python tools/make_screenshots.py runs/screenshots
 
 # Strict: a warning is an error. The variable silences an advertisement for another program.

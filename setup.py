@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -41,8 +42,16 @@ class BuildKernel(build_ext):
         return True
 
 
+class AnyPython(bdist_wheel):
+    """Name the platform alone: the kernel is loaded with ctypes, so one wheel serves every Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tags of the wheel."""
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
-    cmdclass={"build_ext": BuildKernel},
+    cmdclass={"build_ext": BuildKernel, "bdist_wheel": AnyPython},
     ext_modules=[
         Extension(
             # A plain shared library, loaded with ctypes: it needs neither Python's headers nor torch to build.

@@ -1,6 +1,6 @@
 """What is lost if an edge measures some candidate clusters instead of all.
 
-    python benchmarks/candidates.py [--methods fed-bac fed-cam] [--seeds 0 1 2] [--set PATH=VALUE]
+    python benchmarks/candidates.py [--methods fed-bac fed-cam-edges] [--seeds 0 1 2] [--set PATH=VALUE]
                                     [--json results/performance/candidates.json]
 
 Every edge may have a cluster of its own, and looks every 4 rounds. It measures its own cluster and others drawn at
@@ -43,7 +43,7 @@ def play(method: str, candidates: int | None, seed: int, settings: list[str]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["fed-bac", "fed-cam"])
+    parser.add_argument("--methods", nargs="+", default=["fed-bac", "fed-cam-edges"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--json", type=Path, default=Path("results/performance/candidates.json"))

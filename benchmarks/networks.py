@@ -1,95 +1,122 @@
-"""The networks that ``round.py`` trains: what users bring, each as small as federated studies have it."""
+"""The networks that ``round.py`` trains: what users bring, each as small as federated studies have it; and the shape of
+a language model with low-rank adapters, its frozen weights random."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedbac import LeNet5, Perceptron
+from fedbac import LSTM, LeNet5, Perceptron, ResNet, Transformer
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
-class Block(nn.Module):
-    """Two convolutions beside a shortcut."""
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model of the Llama family."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    words: int
+    width: int
+    layers: int
+    heads: int
+    pairs: int
+    """Heads of keys and values."""
+    wide: int
+
+
+LANGUAGE = {
+    "smollm2-lora": Sizes(words=49_152, width=576, layers=30, heads=9, pairs=3, wide=1_536),
+    "tiny-lora": Sizes(words=500, width=64, layers=4, heads=4, pairs=2, wide=128),
+}
+"""Trained by adapters of rank 8 on what asks and what answers in attention, as ``peft`` does unless told otherwise."""
+TARGET = ("*.q_proj", "*.v_proj")
+
+
+class Norm(nn.Module):
+    """By the root of the mean square."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.first_norm = nn.GroupNorm(2, outputs)
-        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.second_norm = nn.GroupNorm(2, outputs)
-        self.short = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else nn.Identity()
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.first_norm(self.first(x)))
-        out = self.second_norm(self.second(out))
-        return F.relu(out + self.short(x))
-
-
-def resnet8(shape: Shape, num_classes: int) -> nn.Module:
-    """ResNet-8 with group normalization: 78,000 weights for 3×32×32."""
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU(),
-        Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes),
-    )  # fmt: skip
-
-
-class Rows(nn.Module):
-    """A two-layer LSTM that reads an image row by row."""
-
-    def __init__(self, shape: Shape, num_classes: int, width: int = 64) -> None:
-        super().__init__()
-        self.read = nn.LSTM(shape[0] * shape[2], width, num_layers=2, batch_first=True)
-        self.say = nn.Linear(width, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen, _ = self.read(x.transpose(1, 2).flatten(2))
-        said: Tensor = self.say(seen[:, -1])
-        return said
+        return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-5)
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron, each beside a shortcut."""
+    """Attention with rotated places and shared keys, and a gated perceptron, each beside a shortcut."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.heads = heads
-        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.ask, self.answer = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        width, self.each = sizes.width, sizes.width // sizes.heads
+        self.before, self.between = Norm(width), Norm(width)
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, sizes.pairs * self.each, bias=False)
+        self.v_proj = nn.Linear(width, sizes.pairs * self.each, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+        self.gate_proj = nn.Linear(width, sizes.wide, bias=False)
+        self.up_proj = nn.Linear(width, sizes.wide, bias=False)
+        self.down_proj = nn.Linear(sizes.wide, width, bias=False)
+
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        seen = self.before(x)
+        q, k, v = (
+            project(seen).unflatten(-1, (-1, self.each)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        found = F.scaled_dot_product_attention(turned(q, turns), turned(k, turns), v, is_causal=True, enable_gqa=True)
+        x = x + self.o_proj(found.transpose(1, 2).flatten(2))
+        seen = self.between(x)
+        more: Tensor = self.down_proj(F.silu(self.gate_proj(seen)) * self.up_proj(seen))
+        return x + more
+
+
+def turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate pairs of numbers by their place."""
+    one, other = x.chunk(2, -1)
+    cosine, sine = (turn.to(x.dtype) for turn in turns)
+    return torch.cat([one * cosine - other * sine, other * cosine + one * sine], -1)
+
+
+class Language(nn.Module):
+    """A model of the Llama family."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.read, self.norm = nn.Embedding(sizes.words, sizes.width), Norm(sizes.width)
+        nn.init.normal_(self.read.weight, std=0.02)
+        self.half_head = sizes.width // sizes.heads // 2
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+
+    def features(self, x: Tensor) -> Tensor:
+        half = self.half_head
+        rate = 1e4 ** -(torch.arange(half, device=x.device) / half)
+        angle = torch.arange(x.shape[1], device=x.device)[:, None] * rate
+        turns, x = (angle.cos(), angle.sin()), self.read(x)
+        for layer in self.layers:
+            x = layer(x, turns)
+        found: Tensor = self.norm(x)
+        return found
+
+    def head(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.read.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        asked = self.ask(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        found = F.scaled_dot_product_attention(asked[0], asked[1], asked[2])
-        x = x + self.answer(found.transpose(1, 2).flatten(2))
-        out: Tensor = x + self.narrow(F.gelu(self.wide(self.between(x))))
-        return out
+        return self.head(self.features(x)).float()
 
 
-class Patches(nn.Module):
-    """A tiny vision transformer over patches of 4×4 pixels."""
-
-    def __init__(self, shape: Shape, num_classes: int, width: int = 64, depth: int = 4, heads: int = 4) -> None:
-        super().__init__()
-        self.cut = nn.Conv2d(shape[0], width, 4, 4)
-        self.place = nn.Parameter(0.02 * torch.randn((shape[1] // 4) * (shape[2] // 4), width))
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
-        self.norm, self.say = nn.LayerNorm(width), nn.Linear(width, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = self.cut(x).flatten(2).transpose(1, 2)
-        seen = self.layers(seen + self.place)
-        said: Tensor = self.say(self.norm(seen).mean(1))
-        return said
+def language(sizes: Sizes) -> Callable[[Shape, int], nn.Module]:
+    """Return what makes a model of these sizes."""
+    return lambda shape, words: Language(sizes)
 
 
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet5": LeNet5().build,
-    "resnet8": resnet8,
+    "resnet8": ResNet().build,
     "mlp": Perceptron(hidden=(200,)).build,
-    "lstm": Rows,
-    "vit-tiny": Patches,
+    "lstm": LSTM().build,
+    "vit-tiny": Transformer(layers=4).build,
+    **{name: language(sizes) for name, sizes in LANGUAGE.items()},
 }

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from networks import resnet8
+from networks import NETWORKS
 from torch import device, nn
 
 import fedbac
@@ -24,7 +24,7 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def network() -> nn.Module:
-    return resnet8(SHAPE, 10)
+    return NETWORKS[NETWORK](SHAPE, 10)
 
 
 def play(precision: str, seed: int, rounds: int, folder: Path | None) -> dict[str, Any]:

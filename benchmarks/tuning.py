@@ -57,18 +57,18 @@ SHARING, SCHEME = "method.sharing", "method.personalization"
 GRIDS: dict[str, list[tuple[str, ...]]] = {
     OURS: [*_grid("method.clustering.alone_steps", 500, 700, 1500, 2000), (f"{SHARING}=apart",)],
     "fedavg-ft": _grid(f"{SHARING}.alone_rounds", 3, 20, 30, 45, 60),
-    "fedper": [
+    "fedper-edges": [
         *_grid(f"{SCHEME}.head_layers", 2, 3, 4),
         (f"{SCHEME}.order=head_first",),
         (f"{SCHEME}.order=head_first", f"{SCHEME}.body_epochs=1"),
     ],
     "ditto-edges": _grid(f"{SCHEME}.strength", 0.03, 0.1, 0.3, 3, 10),
-    "fedrod": [
+    "fedrod-edges": [
         *_grid(f"{SCHEME}.head_layers", 2, 3),
         *_grid(f"{SCHEME}.head_epochs", 1, 2),
         (f"{SCHEME}.balanced=false",),
     ],
-    "fedbabu": [
+    "fedbabu-edges": [
         (f"{SHARING}.alone_rounds={last}", f"{SCHEME}.last={last}", f"{SCHEME}.head_layers={head}")
         for last, head in ((20, 1), (30, 1), (60, 1), (10, 2), (30, 2))
     ],
@@ -77,8 +77,8 @@ GRIDS: dict[str, list[tuple[str, ...]]] = {
         (f"{SCHEME}.adaptive=false",),
         (f"{SCHEME}.adaptive=false", f"{SCHEME}.alpha=0.75"),
     ],
-    "fedala": [*_grid(f"{SCHEME}.top_layers", 2, 3, 5), *_grid(f"{SCHEME}.mix_rate", 0.1, 10)],
-    "pfedgraph": _grid(f"{SHARING}.strength", 0.3, 0.6, 2.5, 5, 10),
+    "fedala-edges": [*_grid(f"{SCHEME}.top_layers", 2, 3, 5), *_grid(f"{SCHEME}.mix_rate", 0.1, 10)],
+    "pfedgraph-edges": _grid(f"{SHARING}.strength", 0.3, 0.6, 2.5, 5, 10),
     "phe-fl": _grid(f"{SHARING}.blend", "by_data", 0.3, 0.5, 0.7, 0.9),
     "fedbac-plus": [
         *_grid(f"{SHARING}.share", 0.03, 0.3),

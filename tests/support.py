@@ -20,6 +20,7 @@ from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.rng import Rng
 from fedbac.core.settings import IntArray, Settings
 from fedbac.core.state import State
+from fedbac.core.world import World
 from fedbac.data import Augment, Dataset, Shards
 from fedbac.engines import Simulator
 from fedbac.federation import Federation, assemble
@@ -73,7 +74,7 @@ class Played:
 def prepare(
     method: Method, dataset: Dataset, shards: Shards, *, training: Training = PLAIN_SGD, num_rounds: int = 3,
     seed: int = 0, evaluation: Evaluation | None = None, network: NetworkChoice = SMALL,
-    user: Maker | None = None, augment: Augment | None = None,
+    user: Maker | None = None, augment: Augment | None = None, world: World | None = None,
 ) -> tuple[Experiment, Federation]:  # fmt: skip
     """Return an experiment on given data, and its federation."""
     task = Task(
@@ -82,6 +83,7 @@ def prepare(
         clients_per_edge=tuple(len(clients) for clients in shards.clients),
         rounds=num_rounds,
         augment=augment,
+        world=world,
         network=network if user is None else Custom(name="test"),
         training=training,
     )

@@ -47,7 +47,7 @@ def with_absences(run: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    return [with_absences(fake(seed=seed)) for seed in (0, 1)] + [fake("ifca")]
+    return [with_absences(fake(seed=seed)) for seed in (0, 1)] + [fake("ifca-edges")]
 
 
 def test_a_record_may_have_no_accuracy_of_an_edge(runs: list[Run]) -> None:

@@ -19,6 +19,7 @@ from fedbac.errors import FederationError
 from fedbac.runs import play
 from fedbac.runs import sweep as runs
 from fedbac.runs.store import RunFolder
+from tests.covering import first
 
 COMMAND = [sys.executable, "-c", "from fedbac.cli.main import main; main()"]
 SMALL = [
@@ -68,6 +69,7 @@ def test_run_report_and_repeat_from_the_configuration(fedbac: Shell, tmp_path: P
     assert (tmp_path / "both.html").exists()
 
 
+@pytest.mark.full
 def test_a_flat_run_and_one_of_personal_networks_are_reported(fedbac: Shell, tmp_path: Path) -> None:
     """Of one site; and without a model that could be measured on all test data. Alone and beside others."""
     for name in ("fedavg", "ditto"):
@@ -108,19 +110,20 @@ def test_a_configuration_can_be_changed_on_the_way(fedbac: Shell, tmp_path: Path
     assert "learning_rate: -5" in fedbac("run", "a/config.yaml", "--set", "task.training.learning_rate=-5", code=2)
 
 
+@pytest.mark.full
 def test_folders_are_not_mixed_up(fedbac: Shell, tmp_path: Path) -> None:
-    assert "ifca is given twice" in fedbac("compare", "ifca", "ifca", "--out", "c", code=2)
-    text = fedbac("compare", "ifca", "hierfavg", "--rounds", "1", "--out", "c", *SMALL)
-    assert text.index("ifca") < text.index("hierfavg")
+    assert "ifca-edges is given twice" in fedbac("compare", "ifca-edges", "ifca-edges", "--out", "c", code=2)
+    text = fedbac("compare", "ifca-edges", "hierfavg", "--rounds", "1", "--out", "c", *SMALL)
+    assert text.index("ifca-edges") < text.index("hierfavg")
     assert "finished already" not in text
-    said = fedbac("compare", "ifca", "hierfavg", "ditto", "--rounds", "1", "--out", "c", *SMALL)
+    said = fedbac("compare", "ifca-edges", "hierfavg", "ditto", "--rounds", "1", "--out", "c", *SMALL)
     assert "2 of 3 runs were finished already and were not run again." in said
     said = fedbac("run", "fed-bac", "--rounds", "2", "--out", "c/ifca", *SMALL, code=2)
-    assert "another run is in this folder (method: ifca is now fed-bac; task.rounds: 1 is now 2); choose" in said
-    assert "holds the runs ditto, hierfavg, ifca" in fedbac("run", "fed-bac", "--out", "c", code=2)
+    assert "another run is in this folder (method: ifca-edges is now fed-bac; task.rounds: 1 is now 2); choose" in said
+    assert "holds the runs ditto, hierfavg, ifca-edges" in fedbac("run", "fed-bac", "--out", "c", code=2)
     again = fedbac("report", "c")
-    assert again.index("ifca") < again.index("hierfavg"), "in the order of the comparison, not of the alphabet"
-    config = tmp_path / "c" / "ifca" / "config.yaml"
+    assert again.index("ifca-edges") < again.index("hierfavg"), "in the order of the comparison, not of the alphabet"
+    config = tmp_path / "c" / "ifca-edges" / "config.yaml"
     config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 9\n"))
     assert "line 1 does not match its checksum, which covers config.yaml too" in fedbac("report", "c/ifca", code=2)
     assert fedbac("--version").startswith("fedbac 0.")
@@ -135,7 +138,7 @@ def test_an_unwritable_report_is_one_clear_message(fedbac: Shell) -> None:
 def test_compare_is_interrupted_reported_and_resumed_as_a_whole(
     fedbac: Shell, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    words = ["compare", "hierfavg", "ifca", "--rounds", "20", "--out", "c", *SMALL]
+    words = ["compare", "hierfavg", "ifca-edges", "--rounds", "20", "--out", "c", *SMALL]
     process = subprocess.Popen(
         [*COMMAND, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -149,19 +152,21 @@ def test_compare_is_interrupted_reported_and_resumed_as_a_whole(
     assert "\nTo resume: fedbac resume c, or the same command without --overwrite.\n" in errors, "a line of its own"
     done = rounds.read_bytes().count(b"\n")
     assert 2 <= done < 20
-    assert (tmp_path / "c" / "ifca" / "config.yaml").exists()
+    assert (tmp_path / "c" / "ifca-edges" / "config.yaml").exists()
     assert f"hierfavg: stopped after {done} of 20 rounds" in fedbac("report", "c")
     assert caplog.messages == ["Left out, as no round is complete yet: c/ifca"]
     assert "no complete round yet in c/ifca" in fedbac("report", "c/ifca", code=2)
     text = fedbac("resume", "c")
-    assert text.index("hierfavg") < text.index("ifca"), "in the order of the comparison, though ifca was not begun"
-    for method in ("hierfavg", "ifca"):
+    assert text.index("hierfavg") < text.index("ifca-edges"), (
+        "in the order of the comparison, though ifca-edges was not begun"
+    )
+    for method in ("hierfavg", "ifca-edges"):
         assert method in text
         assert json.loads((tmp_path / "c" / method / "summary.json").read_text())["finished"]
-    assert "ifca" in (tmp_path / "c" / "report.html").read_text()
+    assert "ifca-edges" in (tmp_path / "c" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep"])
+@pytest.mark.parametrize("command", first(1, ["compare", "sweep"]))
 def test_the_same_command_resumes_and_another_is_refused(command: str, fedbac: Shell, tmp_path: Path) -> None:
     few = ["--device", "cpu", *SMALL[4:]]
     words = [command, "hierfavg", "--rounds", "2", "--out", "c", *few, *(["--jobs", "1"] if command == "sweep" else [])]
@@ -182,27 +187,28 @@ def test_the_same_command_resumes_and_another_is_refused(command: str, fedbac: S
 
 def test_a_run_that_fails_does_not_end_a_comparison(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def play_folder(folder: RunFolder, *words: Any) -> Any:
-        if folder.path.name == "ifca":
+        if folder.path.name == "ifca-edges":
             raise FederationError("no [power]")
         if folder.path.name == "fed-bac":
             raise ZeroDivisionError("a mistake of ours")
         return play.play_folder(folder, *words)
 
     monkeypatch.setattr(runs, "play_folder", play_folder)
-    text = fedbac("compare", "ifca", "fed-bac", "hierfavg", "--rounds", "1", "--out", "c", *SMALL, code=1)
-    assert "failed: ifca\nno [power]\n" in text
+    text = fedbac("compare", "ifca-edges", "fed-bac", "hierfavg", "--rounds", "1", "--out", "c", *SMALL, code=1)
+    assert "failed: ifca-edges\nno [power]\n" in text
     assert "Traceback" in text
     assert "ZeroDivisionError: a mistake of ours" in text
     assert "Report: c/report.html" in text
-    assert "failed: ifca, fed-bac" not in text
+    assert "failed: ifca-edges, fed-bac" not in text
 
 
+@pytest.mark.full
 def test_many_runs_share_a_line(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(playing, "FEW", 1)
-    text = fedbac("compare", "ifca", "hierfavg", "--rounds", "2", "--out", "c", *SMALL)
+    text = fedbac("compare", "ifca-edges", "hierfavg", "--rounds", "2", "--out", "c", *SMALL)
     assert "1 of 2 runs finished, round 2 of 4" in text
     assert "2 of 2 runs finished, round 4 of 4" in text
-    text = fedbac("compare", "ifca", "hierfavg", "--out", "d", *SMALL, "--set", "task.num_edges=900", code=1)
+    text = fedbac("compare", "ifca-edges", "hierfavg", "--out", "d", *SMALL, "--set", "task.num_edges=900", code=1)
     assert "0 of 2 runs finished, 2 failed, round 0 of 100" in text
 
 
@@ -255,7 +261,7 @@ def test_a_sweep_that_is_stopped_leaves_no_worker_behind(number: signal.Signals,
         (["run", "fed-bac", "--set", "method.clustering.period=0"], ["method.clustering.period: 0"]),
         (["run", "fed-bac", "--set", "task.training.batchsize=3"], ["task.training.batchsize", "'batch_size'"]),
         (["run", "fed-bac", "--set", "task.rounds"], ["--set 'task.rounds'", "path=value"]),
-        (["run", "ifca", "--set", "task.num_edges=3"], ["num_clusters is 5", "only 3 edges"]),
+        (["run", "ifca-edges", "--set", "task.num_edges=3"], ["num_clusters is 5", "only 3 edges"]),
         (["run", "hierfavg", "--rounds", "0"], ["task.rounds: 0"]),
         (["run", "hierfavg", "--device", "tpu"], ["runtime.device: 'tpu'", "'cuda'"]),
         (["resume", "nowhere"], ["nowhere", "no such folder"]),
@@ -273,12 +279,16 @@ def test_bad_input_is_one_clear_message(words: list[str], parts: list[str], fedb
 @pytest.mark.parametrize(
     ("words", "part", "code"),
     [
-        (["run", "ifca", "--device", "cuda"], "finds no such device", 2),
-        (["run", "ifca", "--task", "cifar10"], "fedbac data get cifar10", 2),
-        (["run", "ifca", "--track", "mlflow"], "pip install 'fedbac[mlflow]'", 2),
-        (["run", "ifca", "--live"], "pip install 'fedbac[watch]'", 2),
-        (["run", "ifca", "--set", "task.partition.min_client_samples=5000"], "cannot give 100 clients", 2),
-        (["compare", "ifca", "ditto", "--set", "task.partition.min_client_samples=5000"], "failed: ifca, ditto", 1),
+        (["run", "ifca-edges", "--device", "cuda"], "finds no such device", 2),
+        (["run", "ifca-edges", "--task", "cifar10"], "fedbac data get cifar10", 2),
+        (["run", "ifca-edges", "--track", "mlflow"], "pip install 'fedbac[mlflow]'", 2),
+        (["run", "ifca-edges", "--live"], "pip install 'fedbac[watch]'", 2),
+        (["run", "ifca-edges", "--set", "task.partition.min_client_samples=5000"], "cannot give 100 clients", 2),
+        (
+            ["compare", "ifca-edges", "ditto", "--set", "task.partition.min_client_samples=5000"],
+            "failed: ifca-edges, ditto",
+            1,
+        ),
     ],
 )
 def test_a_refused_command_leaves_nothing_behind(
@@ -299,9 +309,9 @@ def test_a_refused_command_keeps_the_runs_that_were_there(
     fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    fedbac("compare", "ifca", "--rounds", "1", "--out", "c", *SMALL)
+    fedbac("compare", "ifca-edges", "--rounds", "1", "--out", "c", *SMALL)
     before = {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()}
-    for words in (["compare", "ifca", "--overwrite"], ["compare", "ifca", "ditto"], ["resume", "c"]):
+    for words in (["compare", "ifca-edges", "--overwrite"], ["compare", "ifca-edges", "ditto"], ["resume", "c"]):
         task = [] if words[0] == "resume" else ["--rounds", "1", "--out", "c", *SMALL]
         fedbac(*words, *task, "--device", "cuda", code=2)
     assert {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()} == before
@@ -316,12 +326,15 @@ def test_lists(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = fedbac("data", "list").splitlines()
     assert f"fashion-mnist-mini: {Path(data.__file__).parent / 'embedded'}" in listed, "no path is broken"
     assert "svhn: not here" in listed
-    shown = fedbac("show", "ifca", "--set", "task.rounds=7")
+    shown = fedbac("show", "ifca-edges", "--set", "task.rounds=7")
     assert yaml.safe_load(shown)["experiment"]["task"]["rounds"] == 7
 
 
 def test_missing_data_lists_the_places(fedbac: Shell, tmp_path: Path) -> None:
-    assert "--data here" in fedbac("run", "hierfavg", "--task", "cifar10", "--data", "here", code=2)
+    said = fedbac("run", "hierfavg", "--task", "cifar10", "--data", "here", code=2)
+    assert "unknown data set 'here'" in said
+    assert "--data FOLDER" in said
+    assert "there is no such folder" in fedbac("run", "hierfavg", "--task", "cifar10", "--data", "./here", code=2)
     (tmp_path / "here").mkdir()
     text = fedbac("run", "hierfavg", "--task", "cifar10", "--data", "here", code=2)
     assert "here" in text

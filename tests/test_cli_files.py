@@ -36,14 +36,16 @@ def test_what_is_shown_is_edited_run_and_compared(fedbac: Shell, tmp_path: Path)
     assert changed.startswith("experiment:"), "it is no longer what its preset says of itself"
     (tmp_path / "mine.yaml").write_text(shown.replace("fraction: 0.8", "fraction: 0.5").replace("seed: 0", "seed: 3"))
     fedbac("run", "mine.yaml", "--out", "alone")
-    both = fedbac("compare", "mine.yaml", "fed-bac", "ifca", "--out", "c")
+    both = fedbac("compare", "mine.yaml", "fed-bac", "ifca-edges", "--out", "c")
     assert "fed-bac (seed 3) [fraction=0.5]" in both
-    configs = {name: yaml.safe_load((tmp_path / "c" / name / "config.yaml").read_text()) for name in ("mine", "ifca")}
+    configs = {
+        name: yaml.safe_load((tmp_path / "c" / name / "config.yaml").read_text()) for name in ("mine", "ifca-edges")
+    }
     assert (
         configs["mine"]["experiment"] == yaml.safe_load((tmp_path / "alone" / "config.yaml").read_text())["experiment"]
     )
-    assert configs["ifca"]["experiment"]["task"] == configs["mine"]["experiment"]["task"], "the file's"
-    assert configs["ifca"]["experiment"]["seed"] == 3
+    assert configs["ifca-edges"]["experiment"]["task"] == configs["mine"]["experiment"]["task"], "the file's"
+    assert configs["ifca-edges"]["experiment"]["seed"] == 3
     again = fedbac("show", "c/mine/config.yaml")
     assert yaml.safe_load(again)["experiment"] == configs["mine"]["experiment"], "one format everywhere"
     fedbac("run", "hierfavg", "--task", "mine.yaml", "--out", "other")
@@ -53,7 +55,7 @@ def test_what_is_shown_is_edited_run_and_compared(fedbac: Shell, tmp_path: Path)
 
 def test_files_that_disagree_are_not_compared(fedbac: Shell, tmp_path: Path) -> None:
     for rounds in (1, 2):
-        (tmp_path / f"{rounds}.yaml").write_text(fedbac("show", "ifca", "--set", f"task.rounds={rounds}"))
+        (tmp_path / f"{rounds}.yaml").write_text(fedbac("show", "ifca-edges", "--set", f"task.rounds={rounds}"))
     refused = fedbac("compare", "1.yaml", "2.yaml", code=2)
     assert "1.yaml and 2.yaml: they have different tasks" in refused
     assert "task.rounds: 1 is now 2" in refused
@@ -68,23 +70,24 @@ def test_rounds_that_are_given_twice_are_refused(fedbac: Shell) -> None:
 
 @pytest.mark.parametrize("link", ["client_up", "cloud_down"])
 def test_a_link_is_chosen_by_its_kind_alone(link: str, fedbac: Shell) -> None:
-    shown = yaml.safe_load(fedbac("show", "ifca", "--set", f"method.links.{link}=top_k"))
+    shown = yaml.safe_load(fedbac("show", "ifca-edges", "--set", f"method.links.{link}=top_k"))
     assert shown["experiment"]["method"]["links"][link] == {"kind": "top_k", "keep": 0.1}
-    text = fedbac("show", "ifca", "--set", f"method.links.{link}={{keep: 0.5}}", code=2)
+    text = fedbac("show", "ifca-edges", "--set", f"method.links.{link}={{keep: 0.5}}", code=2)
     assert f"method.links.{link}: {{'keep': 0.5}} has no kind; give one of top_k, eight_bits, clip, noise" in text
-    text = fedbac("show", "ifca", "--set", f"method.links.{link}=5", code=2)
+    text = fedbac("show", "ifca-edges", "--set", f"method.links.{link}=5", code=2)
     assert f"method.links.{link}: 5 is no choice; give a kind, such as 'top_k', or settings with a kind" in text
 
 
+@pytest.mark.full
 def test_a_comparison_that_is_overwritten_leaves_no_run_of_before(fedbac: Shell, tmp_path: Path) -> None:
-    fedbac("compare", "ifca", "hierfavg", "fed-bac", *ONE, "--out", "c")
+    fedbac("compare", "ifca-edges", "hierfavg", "fed-bac", *ONE, "--out", "c")
     folder = tmp_path / "c"
     (folder / "hierfavg" / "notes.txt").write_text("mine")
     fedbac("run", "fedavg", *ONE, "--out", "c/kept", "--overwrite")
-    assert (folder / "ifca" / "rounds.jsonl").exists(), "a single run removes no neighbours"
-    (folder / "runs.json").write_text(json.dumps(["ifca", "hierfavg", "fed-bac", "..", "../c/kept", "gone", ""]))
-    fedbac("compare", "ifca", *ONE, "--out", "c", "--overwrite")
-    assert json.loads((folder / "runs.json").read_text()) == ["ifca"]
+    assert (folder / "ifca-edges" / "rounds.jsonl").exists(), "a single run removes no neighbours"
+    (folder / "runs.json").write_text(json.dumps(["ifca-edges", "hierfavg", "fed-bac", "..", "../c/kept", "gone", ""]))
+    fedbac("compare", "ifca-edges", *ONE, "--out", "c", "--overwrite")
+    assert json.loads((folder / "runs.json").read_text()) == ["ifca-edges"]
     assert not (folder / "fed-bac").exists()
     assert [path.name for path in (folder / "hierfavg").iterdir()] == ["notes.txt"], "what is no run's stays"
     text = fedbac("report", "c")
@@ -180,9 +183,9 @@ def test_the_version_names_what_computes(fedbac: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("fedbac run ifc", "ifca-clients"),
-        ("fedbac compare ifca fedbac-p", "fedbac-plus"),
-        ("fedbac run ifca --task cif", "cifar10-severe"),
+        ("fedbac run ifc", "ifca"),
+        ("fedbac compare ifca-edges fedbac-p", "fedbac-plus"),
+        ("fedbac run ifca-edges --task cif", "cifar10-severe"),
         ("fedbac run mi", "mine.yaml"),
         ("fedbac data get fashion-mnist-m", "fashion-mnist-mini"),
     ],
@@ -209,7 +212,7 @@ def test_a_table_that_is_too_wide_drops_columns_and_cuts_no_label(
 ) -> None:
     from fedbac.report import final
 
-    names = ["fed-bac-with-a-long-name", "ifca", "hierfavg", "ditto", "apfl"]
+    names = ["fed-bac-with-a-long-name", "ifca-edges", "hierfavg", "ditto", "apfl"]
     (header, rows), best = final([renamed(fake(), name) for name in names])
     monkeypatch.setattr(out, "_width", width)
     table, missing = reporting.fitting(header, rows, best)
@@ -230,6 +233,7 @@ def test_a_sweep_runs_where_a_run_does(command: Callable[..., None]) -> None:
     assert inspect.signature(command).parameters["device"].default == "auto"
 
 
+@pytest.mark.full
 def test_seeds_that_use_a_fraction_of_the_data_have_a_mean(fedbac: Shell) -> None:
     few = ["--set", "task.data_fraction=0.2", "--set", "task.partition.min_edge_test=5"]
     text = fedbac("compare", "hierfavg", "--seed", "0", "--seed", "1", *ONE, *few, "--out", "c")

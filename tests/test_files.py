@@ -29,6 +29,7 @@ WRITING = re.compile(
 MAY_WRITE = {
     "fedbac/files.py",
     "fedbac/cli/main.py",
+    "fedbac/data/sources.py",
     "fedbac/runs/records.py",
     "fedbac/deploy/metrics.py",
     "fedbac/deploy/transports/handshakes.py",
@@ -38,7 +39,7 @@ MAY_WRITE = {
     "fedbac/deploy/transports/nvflare/project.py",
 }
 """The writer; the terminal; the log of rounds, which grows a line a round; pipes and sockets, which are no files; logs
-of processes; arrays of a trial, through the writer; and folders that NVFlare made, which are moved."""
+of processes; arrays of a trial and of a data set, through the writer; folders that NVFlare made, which are moved."""
 
 
 def full(*words: Any, real: Any = os.open, **__: Any) -> Any:

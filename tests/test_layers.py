@@ -13,14 +13,16 @@ import pytest
 import fedbac
 from fedbac import AGGREGATION, CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
 
+pytestmark = pytest.mark.xdist_group("layers")  # so that the sources are read once
+
 LAYERS = [
     {"errors", "version", "statistics"},
     {"files"},
     {"core"},
-    {"packages"},
-    {"losses"},
+    {"packages", "language", "lowrank"},
+    {"losses", "networks"},
     {"data", "models", "topology", "native", "gpu"},
-    {"clustering", "selection", "sharing", "personalization", "aggregation", "steps"},
+    {"clustering", "selection", "sharing", "personalization", "aggregation", "steps", "privacy"},
     {"config", "contracts"},
     {"rounds", "local", "federation"},
     {"engines"},
@@ -47,6 +49,7 @@ ALLOWED_ONLY_IN = {
     "grpc": {"deploy"},
     "cryptography": {"deploy"},
     "nvflare": {"deploy"},
+    "dp_accounting": {"privacy"},
 }
 CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, AGGREGATION, STEP)
 ROOT = Path(fedbac.__file__).parent
@@ -113,6 +116,7 @@ def test_columns_do_not_see_each_other_and_the_algorithm_sees_none() -> None:
         assert not graph()[unit] & COLUMNS
 
 
+@pytest.mark.full
 def test_the_rounds_run_without_a_column_in_memory() -> None:
     """The core knows no method, by import too: which kinds there are is found out when one is chosen."""
     code = "import sys, fedbac.rounds.cloud, fedbac.rounds.edge, fedbac.engines; print(*sys.modules)"
@@ -228,6 +232,7 @@ def test_the_library_knows_its_modules_and_no_other_names() -> None:
     assert not hasattr(fedbac, "no_such_name")
 
 
+@pytest.mark.full
 def test_what_is_slow_to_import_is_left_alone_by_a_run_and_its_report(tmp_path: Path) -> None:
     """And by ``from fedbac import *``. Torch's compiler alone takes as long as the rounds of a small run."""
     heavy = [

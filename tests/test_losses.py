@@ -115,7 +115,7 @@ def test_a_line_is_learned_by_a_clustered_method_and_given_back_as_a_model() -> 
     settings = SETTINGS | {"task.loss": "squared_error", "task.network.kind": "mlp", "task.network.hidden": []}
     settings |= {"task.training.learning_rate": 0.05, "task.loss": {"kind": "squared_error", "tolerance": 0.1}}
     settings |= {"method.clustering.num_clusters": 2}
-    run = fedbac.run("ifca", dataset=NUMBERS, shards=SHARDS, rounds=30, settings=settings)
+    run = fedbac.run("ifca-edges", dataset=NUMBERS, shards=SHARDS, rounds=30, settings=settings)
     assert run.records[-1]["accuracy"] > 0.9 > run.records[0]["accuracy"]
     predicted = run.model(edge=0)(torch.from_numpy(NUMBERS.x_test)).detach().numpy()
     assert np.abs(predicted - NUMBERS.y_test).max() < 0.3
@@ -137,7 +137,7 @@ def test_data_without_classes_are_dealt_evenly_and_sampled() -> None:
         (
             NUMBERS,
             {"task.loss": "squared_error", "task.noise": {}, "task.network.kind": "mlp"},
-            "task.noise: it draws classes anew",
+            "task.noise: it changes classes, and the labels of 'lines' are numbers",
         ),
         (TOKENS, {"task.loss": "next_token", "task.network.kind": "mlp"}, "examples are tokens"),
     ],
@@ -153,7 +153,7 @@ def test_the_run_says_that_kernels_know_cross_entropy_only(caplog: pytest.LogCap
     images = fedbac.Dataset.from_arrays("scores", x[:60], X[:60, 0], x[60:], X[60:, 0])
     with caplog.at_level(logging.WARNING, "fedbac"):
         run = fedbac.run("hierfavg", dataset=images, shards=SHARDS, rounds=1, settings=settings)
-    assert "it knows only cross_entropy, not task.loss 'squared_error'" in caplog.text
+    assert "task.loss 'squared_error' is not in our kernels; cross_entropy would be" in caplog.text
     assert run.config["trainer"].startswith("torch")
 
 

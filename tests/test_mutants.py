@@ -37,7 +37,16 @@ OLD_BACKUP = "test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing"
 LOST_STATE = "test_a_site_that_lost_its_state_stops_the_run_until_it_is_back"
 NEVER_CHOSEN = "tests/deploy/test_roles.py::test_three_rounds_are_those_of_the_simulator"
 
+SPENT = "tests/deploy/test_privacy.py::test_a_round_is_answered_once_whatever_it_is_asked_again"
+EXPECTED = "tests/unit/test_privacy.py::test_a_client_counts_as_many_examples_as_it_holds_up_to_what_was_declared"
+
 MUTANTS = {
+    "a second answer to a round from other networks": Mutant(
+        "deploy/roles/releases.py", "kept is None or kept[0] != stamp", "kept is None", SPENT
+    ),
+    "a sum over who came, which tells of who broke down": Mutant(
+        "rounds/privacy.py", "/ total\n", "/ max(float(trained.weight[part][row]), 1)\n", EXPECTED
+    ),
     "who keeps a network that follows another is not sent that": Mutant(
         "rounds/record.py", "measured = with_leaders(scheme, measured)", "pass",
         f"{NEVER_CHOSEN}[clients that were never chosen, and follow everybody]",

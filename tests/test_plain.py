@@ -40,6 +40,8 @@ CONFIG = Config(
     loss_examples=25,
 )
 
+pytestmark = pytest.mark.xdist_group("plain")  # so that its rounds are played once
+
 
 @dataclass
 class Case:
@@ -102,6 +104,7 @@ def test_edges_move_more_than_once(case: Case, plain: fedbac_plain.History) -> N
     assert max(len(indices) for indices in case.shards.train) > case.config.loss_examples
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["mlp"], indirect=True)
 def test_thompson_sampling_makes_a_difference(case: Case, plain: fedbac_plain.History) -> None:
     learned, _, _ = plain

@@ -20,7 +20,7 @@ from fedbac.runs.store import Run
 from fedbac.runs.summary import long_periods
 from tests.made_up_runs import TOP, fake, renamed, with_task
 
-FAKES = (("ifca", "fed-bac"), ("fedavg", "hierfavg"))
+FAKES = (("ifca-edges", "fed-bac"), ("fedavg", "hierfavg"))
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def test_nothing_to_report_is_an_error(three: list[Run], tmp_path: Path) -> None
     with pytest.raises(ValueError, match="no runs"):
         table([])
     empty = replace(three[1], records=[], summary={})
-    with pytest.raises(ValueError, match="'ifca' has no complete round"):
+    with pytest.raises(ValueError, match="'ifca-edges' has no complete round"):
         figures([empty])
-    with pytest.raises(ConfigError, match="no complete round yet in ifca; try again after the first round"):
+    with pytest.raises(ConfigError, match="no complete round yet in ifca-edges; try again after the first round"):
         fedbac.report([empty], tmp_path / "page.html")
 
 
@@ -82,8 +82,8 @@ def test_runs_without_a_round_are_left_out_by_name(
     three: list[Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     page = fedbac.report([three[0], replace(three[1], records=[], summary={})], tmp_path / "page.html")
-    assert "fed-bac reaches" in page.read_text()
-    assert caplog.messages == ["Left out, as no round is complete yet: ifca"]
+    assert "fed-bac</span> reaches" in page.read_text()
+    assert caplog.messages == ["Left out, as no round is complete yet: ifca-edges"]
 
 
 # ------------------------------------------------------------------------------------------------- outcome
@@ -99,18 +99,18 @@ BEST, NEAR, FAR = (0.8, 0.82, 0.81), (0.81, 0.8, 0.8), (0.5, 0.52, 0.515)
 
 
 def test_outcome_names_the_leader_and_its_distance() -> None:
-    runs = [*seeds("hierfavg", *FAR), *seeds("fed-bac", *BEST), *seeds("ifca", 0.7, 0.72, 0.715)]
+    runs = [*seeds("hierfavg", *FAR), *seeds("fed-bac", *BEST), *seeds("ifca-edges", 0.7, 0.72, 0.715)]
     assert outcome(runs) == (
-        "fed-bac leads with 81.0 % distributed accuracy, 9.8 points above ifca (71.2 %) and 29.8 above hierfavg "
+        "fed-bac leads with 81.0 % distributed accuracy, 9.8 points above ifca-edges (71.2 %) and 29.8 above hierfavg "
         "(51.2 %)."
     )
     assert final(runs)[1] == {1}
 
 
 def test_outcome_admits_a_tie() -> None:
-    runs = [*seeds("hierfavg", *FAR), *seeds("fed-bac", *BEST), *seeds("ifca", *NEAR)]
+    runs = [*seeds("hierfavg", *FAR), *seeds("fed-bac", *BEST), *seeds("ifca-edges", *NEAR)]
     assert outcome(runs) == (
-        "No clear winner: fed-bac (81.0 ± 1.0 %) is highest, but ifca (80.3 ± 0.6 %) is not significantly lower; "
+        "No clear winner: fed-bac (81.0 ± 1.0 %) is highest, but ifca-edges (80.3 ± 0.6 %) is not significantly lower; "
         "it is 29.8 points above hierfavg (51.2 %). ± is over 3 seeds."
     )
     assert final(runs)[1] == {1, 2}, "who ties is bold together"
@@ -120,10 +120,10 @@ def test_fewer_than_three_seeds_in_common_name_nobody(three: list[Run]) -> None:
     first, second, third = (100 * run.summary["accuracy"] for run in three)
     assert outcome(three[::-1]) == (
         "Too few seeds to name a leader (methods are compared on 3 or more that they share): fed-bac has "
-        f"{first:.1f} % distributed accuracy, {first - second:.1f} points above ifca ({second:.1f} %) and "
+        f"{first:.1f} % distributed accuracy, {first - second:.1f} points above ifca-edges ({second:.1f} %) and "
         f"{first - third:.1f} above hierfavg ({third:.1f} %)."
     )
-    for runs in (three, [*seeds("fed-bac", *BEST), *seeds("ifca", *FAR, first=1)]):
+    for runs in (three, [*seeds("fed-bac", *BEST), *seeds("ifca-edges", *FAR, first=1)]):
         assert outcome(runs).startswith("Too few seeds")
         assert not final(runs)[1]
 
@@ -138,9 +138,11 @@ def test_outcome_does_not_compare_different_tasks(three: list[Run]) -> None:
 def test_what_limits_the_outcome_is_said(three: list[Run]) -> None:
     *_, note = caveats(three)
     assert note.startswith("Each method ran once")
-    short = with_task(fake("ifca", rounds=5), rounds=12)
-    assert {"ifca stopped after 5 of 12 rounds.", "The runs are not equally long."} <= set(caveats([three[0], short]))
-    assert any("different seeds" in note for note in caveats([three[0], fake("ifca", seed=1)]))
+    short = with_task(fake("ifca-edges", rounds=5), rounds=12)
+    assert {"ifca-edges stopped after 5 of 12 rounds.", "The runs are not equally long."} <= set(
+        caveats([three[0], short])
+    )
+    assert any("different seeds" in note for note in caveats([three[0], fake("ifca-edges", seed=1)]))
 
 
 def test_a_run_whose_clients_diverged_is_no_success() -> None:
@@ -152,7 +154,7 @@ def test_a_run_whose_clients_diverged_is_no_success() -> None:
     )
     assert failures([diverged]) == [note]
     training = diverged.config["experiment"]["task"]["training"] | {"clip_norm": None}
-    (free,) = failures([fake("ifca"), with_task(diverged, training=training)])
+    (free,) = failures([fake("ifca-edges"), with_task(diverged, training=training)])
     assert free.startswith("hierfavg: 48 of 60 client trainings failed")
     assert free.endswith("or set task.training.clip_norm.")
     few = fake("hierfavg")
@@ -161,11 +163,14 @@ def test_a_run_whose_clients_diverged_is_no_success() -> None:
 
 
 def test_a_spread_says_what_it_is_over_and_one_round_has_none() -> None:
-    assert "% distributed accuracy (± over the last 10 rounds); its edges range" in outcome([fake("ifca")])
-    assert "the mean over 2 seeds ± its deviation over them." in outcome([fake("ifca", seed=seed) for seed in (0, 1)])
-    one = with_task(fake("ifca", rounds=1), rounds=1)
-    assert f"ifca reaches {100 * one.summary['accuracy']:.1f} % distributed accuracy in its last round;" in outcome(
-        [one]
+    assert "% distributed accuracy (± over the last 10 rounds); its edges range" in outcome([fake("ifca-edges")])
+    assert "the mean over 2 seeds ± its deviation over them." in outcome(
+        [fake("ifca-edges", seed=seed) for seed in (0, 1)]
+    )
+    one = with_task(fake("ifca-edges", rounds=1), rounds=1)
+    assert (
+        f"ifca-edges reaches {100 * one.summary['accuracy']:.1f} % distributed accuracy in its last round;"
+        in outcome([one])
     )
     assert "±" not in "".join([*table([one])[1][0], *caveats([one])])
 
@@ -179,7 +184,7 @@ def at(run: Run, before: float, after: float, point: str = "pre_reassign") -> Ru
 def test_the_other_moment_is_a_column_and_a_caveat_where_it_names_another(three: list[Run]) -> None:
     one, other, _ = three
     told = [at(one, 0.7, 0.8), at(other, 0.6, 0.9)]
-    assert "The moment decides who is highest: fed-bac before local training, ifca after it." in caveats(told)
+    assert "The moment decides who is highest: fed-bac before local training, ifca-edges after it." in caveats(told)
     header, rows = table(told)
     assert [row[header.index("after training (%)")] for row in rows] == ["80.0", "90.0"]
     assert not any("moment" in note for note in caveats([at(one, 0.7, 0.9), at(other, 0.6, 0.8)]))
@@ -224,7 +229,9 @@ def test_a_period_longer_than_a_fifth_of_the_rounds_warns(rounds: int, set_to: i
         [] if set_to is None else [True]
     )
     assert all(f"set it to {set_to} or less" in one for one in told)
-    assert not long_periods(configure("ifca", "demo", rounds=2).model_dump(mode="json")), "every round is often enough"
+    assert not long_periods(configure("ifca-edges", "demo", rounds=2).model_dump(mode="json")), (
+        "every round is often enough"
+    )
 
 
 def test_a_run_says_so_before_its_first_round(caplog: pytest.LogCaptureFixture) -> None:
@@ -245,15 +252,15 @@ def test_a_selection_that_never_leaves_its_warm_up_is_named() -> None:
 def test_who_looks_sends_weighs_or_holds_out_more_is_named_in_a_line_each() -> None:
     one, other, plain = (
         deciding("fed-bac", 4, 8, weights=200),
-        deciding("ifca", *range(12), weights=100),
+        deciding("ifca-edges", *range(12), weights=100),
         fake("hierfavg"),
     )
     one.config["measured_on"] = {"method.selection": ["validation"]}
     one = replace(one, summary=one.summary | {"bytes_total": 3 * other.summary["bytes_total"]})
     assert warnings([one, other]) == [
-        "They do not look for clusters equally often: ifca 12 times, fed-bac 2 times.",
-        "fed-bac sent 3.0 times the bytes of ifca.",
-        "fed-bac predicts with 2.0 times the weights of ifca.",
+        "They do not look for clusters equally often: ifca-edges 12 times, fed-bac 2 times.",
+        "fed-bac sent 3.0 times the bytes of ifca-edges.",
+        "fed-bac predicts with 2.0 times the weights of ifca-edges.",
         "Data held out for validation are used by fed-bac only; no other method trains on them.",
     ]
     assert warnings([other, plain]) == []
@@ -265,9 +272,9 @@ def test_who_looks_sends_weighs_or_holds_out_more_is_named_in_a_line_each() -> N
 
 
 def test_a_command_ends_with_one_row_per_method_when_there_are_several_seeds() -> None:
-    runs = [fake(name, seed=seed) for seed in (0, 1) for name in ("ifca", "fed-bac")]
+    runs = [fake(name, seed=seed) for seed in (0, 1) for name in ("ifca-edges", "fed-bac")]
     (header, rows), chosen = final(runs)
-    assert [row[0] for row in rows] == ["ifca", "fed-bac"]
+    assert [row[0] for row in rows] == ["ifca-edges", "fed-bac"]
     assert not chosen, "two seeds are too few"
     mine = dict(zip(header, rows[1], strict=True))
     accuracy = [runs[i].summary["accuracy"] for i in (1, 3)]
@@ -275,7 +282,7 @@ def test_a_command_ends_with_one_row_per_method_when_there_are_several_seeds() -
     assert mine["seeds"] == "2"
     assert mine["accuracy (%)"] == f"{100 * np.mean(accuracy):.1f} ± {100 * np.std(accuracy, ddof=1):.1f}"
     assert mine["rounds to 70 %"] == f"{np.mean(reached):g}"
-    never = [fake("ifca", seed=0), fake("ifca", seed=1, top=0.3)]
+    never = [fake("ifca-edges", seed=0), fake("ifca-edges", seed=1, top=0.3)]
     (header, rows), chosen = final(never)
     assert dict(zip(header, rows[0], strict=True))["rounds to 70 %"] == "–", "a seed that never gets there has no mean"
     assert not chosen, "one method has nothing to be better than"
@@ -299,19 +306,19 @@ def test_same_method_with_other_settings_is_another_line(three: list[Run]) -> No
 
 
 def test_no_leader_is_named_before_the_final_accuracy_is_one() -> None:
-    short = [with_task(fake(name, rounds=9), rounds=9) for name in ("fed-bac", "ifca")]
+    short = [with_task(fake(name, rounds=9), rounds=9) for name in ("fed-bac", "ifca-edges")]
     assert outcome(short) == (
         "Too early to name a leader: the final accuracy is the mean over the last 10 rounds "
         "(evaluation.last_rounds), and the shortest run has 9 rounds."
     )
     assert not final(short)[1], "nor is one printed in bold"
     assert outcome(short[:1]).startswith("fed-bac reaches")
-    assert "Too few seeds" in outcome([fake(name, rounds=10) for name in ("fed-bac", "ifca")])
+    assert "Too few seeds" in outcome([fake(name, rounds=10) for name in ("fed-bac", "ifca-edges")])
 
 
 def test_samples_of_different_seeds_are_one_task() -> None:
     """Each seed draws its own fraction of the data, as it spreads them in its own way."""
-    runs = [with_task(fake("ifca", seed=seed), data_fraction=0.1) for seed in (0, 1)]
+    runs = [with_task(fake("ifca-edges", seed=seed), data_fraction=0.1) for seed in (0, 1)]
     whole = {"source_sha256": "all of them"}
     runs = [replace(run, config=run.config | {"data": whole | {"sha256": run.name}}) for run in runs]
     (header, rows), _ = final(runs)
@@ -324,7 +331,7 @@ def test_samples_of_different_seeds_are_one_task() -> None:
 def test_colour_of_a_method_does_not_depend_on_company(three: list[Run]) -> None:
     alone = groups([three[1]])[0].look
     among = groups([renamed(three[0], "new"), *three[::-1], renamed(three[2], "newer")])
-    assert next(group.look for group in among if group.label == "ifca") == alone
+    assert next(group.look for group in among if group.label == "ifca-edges") == alone
     assert len({group.look for group in among}) == 5
     many = groups([renamed(three[0], f"method {i}") for i in range(20)])
     assert len({(group.look.colour, group.look.dash) for group in many}) == 20

@@ -49,7 +49,7 @@ def test_figures_show_the_records(three: list[Run]) -> None:
     assert [list(line[1])[-1] for line in thick_lines(drawn["clusters"])] == [5, 5, 0]
     assert len(drawn["assignment"].axes) == 2  # hierfavg has one cluster
     words = {text.get_text() for axes in drawn["accuracy"].axes for text in axes.texts}
-    assert words == {f"{run.name} {100 * run.summary['accuracy']:.1f} %" for run in three}
+    assert words == {f"{run.name} {100 * run.records[-1]['accuracy']:.1f} %" for run in three}
 
 
 def test_one_cluster_has_no_assignment() -> None:
@@ -77,7 +77,7 @@ def test_edges_are_ranked_within_a_seed() -> None:
 
 def test_nothing_but_data_is_drawn_where_a_short_run_has_ended() -> None:
     """A line to the label across the panel would look like data."""
-    runs = [fake("fed-bac", rounds=12), with_task(fake("ifca", rounds=8), rounds=12)]
+    runs = [fake("fed-bac", rounds=12), with_task(fake("ifca-edges", rounds=8), rounds=12)]
     (axes,) = figures(runs)["accuracy"].axes
     assert not [text for text in axes.texts if isinstance(text, Annotation)]
     for artist in axes.get_children():
@@ -94,7 +94,7 @@ def test_a_method_has_one_colour_whatever_it_is_compared_with() -> None:
     for name in ("fedbac-plus", "ditto", "oort"):
         alone = colours(name)[name]
         assert colours("hierfavg", "fed-bac", name)[name] == alone
-        assert colours(name, "ifca")[name] == alone
+        assert colours(name, "ifca-edges")[name] == alone
     many = colours(*METHODS)
     assert len({look.look.index for look in groups([fake(name, rounds=1) for name in METHODS])}) == len(many)
 

@@ -76,12 +76,22 @@ def test_what_limits_the_outcome_is_on_the_page(three: list[Run], page: str) -> 
 
 
 def test_means_over_seeds_are_on_the_page(tmp_path: Path) -> None:
-    runs = [fake(name, seed=seed) for name in ("fed-bac", "ifca") for seed in (0, 1)]
+    runs = [fake(name, seed=seed) for name in ("fed-bac", "ifca-edges") for seed in (0, 1)]
     page = page_of(runs, tmp_path)
     accuracy = [run.summary["accuracy"] for run in runs[:2]]
     assert f"{100 * np.mean(accuracy):.1f} ± {100 * np.std(accuracy, ddof=1):.1f}" in page
     assert "Means over seeds" in page
     assert "fed-bac (seed 1)" in page
+
+
+def test_the_headline_begins_with_the_data_and_bold_is_the_best_method_not_the_best_run(tmp_path: Path) -> None:
+    runs = [fake(name, seed=seed) for name in ("fed-bac", "hierfavg") for seed in (0, 1, 2)]
+    page = page_of(runs, tmp_path)
+    headline = re.sub("<[^>]*>", "", page[page.index("<h1>") : page.index("</h1>")])
+    assert headline.startswith("fashion-mnist-mini · 12 rounds · 5 edges with 10 clients each · ")
+    means, single = page.split('aria-label="Final numbers of every run"')
+    assert 'class="best"' in means
+    assert 'class="best"' not in single
 
 
 def test_page_is_complete_and_stands_alone(three: list[Run], page: str) -> None:

@@ -33,7 +33,7 @@ def points(
 
 def test_a_grid_has_every_combination_with_a_folder_of_its_own(tmp_path: Path) -> None:
     axes = ("method.selection.fraction=0.5,1.0", "task.targets=[0.1, 0.2],[0.3]")
-    found = points(tmp_path, *axes, names=("hierfavg", "ifca"))
+    found = points(tmp_path, *axes, names=("hierfavg", "ifca-edges"))
     assert len({point.folder.path for point in found}) == len(found) == 2 * 2 * 2 * 2
     assert {p.experiment.method.selection.fraction for p in found} == {0.5, 1.0}
     assert {p.experiment.task.targets for p in found} == {(0.1, 0.2), (0.3,)}
@@ -87,13 +87,14 @@ def test_bad_grids_fail_before_any_work(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_runs_resumes_and_is_collected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", first(1, [1, 2]))
+def test_a_sweep_runs_resumes_and_is_collected(jobs: int, tmp_path: Path) -> None:
     found = points(tmp_path, "method.selection.fraction=0.5,1.0")
     sweep.lay_out(found, ALONE)
     folders = [point.folder for point in found]
     finish(play_folder(folders[0]))
     before = folders[0].rounds_file.read_bytes()
-    progress = list(sweep.run_all(folders, ALONE, 2))
+    progress = list(sweep.run_all(folders, ALONE, jobs))
     assert progress[-1] == {folder.path: 2 for folder in folders}
     assert folders[0].rounds_file.read_bytes() == before, "a finished run is not run again"
     rows = sweep.collect([folder.read() for folder in folders])

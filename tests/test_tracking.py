@@ -19,7 +19,7 @@ from tests.unit.tiny import tiny_data, tiny_task
 
 def tracked(kind: Any, folder: Path, stop_after: int | None = None) -> Any:
     inputs = Inputs(tiny_data())
-    experiment = configure("ifca", tiny_task(num_edges=5, clients_per_edge=2, rounds=3), inputs=inputs)
+    experiment = configure("ifca-edges", tiny_task(num_edges=5, clients_per_edge=2, rounds=3), inputs=inputs)
     runtime = Runtime(device="cpu", workers=1, track=kind)
     if stop_after is None:
         return list(play(experiment, folder=folder, runtime=runtime, inputs=inputs))
@@ -47,6 +47,7 @@ def test_tensorboard_shows_every_round_once(stop_after: int | None, tmp_path: Pa
     assert "time/simulated_seconds" not in shown.Tags()["scalars"], "there are no devices"
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own way with SQLAlchemy 2.1
 def test_mlflow_keeps_one_run_where_it_does_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
@@ -58,7 +59,7 @@ def test_mlflow_keeps_one_run_where_it_does_by_itself(tmp_path: Path, monkeypatc
     found = [(metric.step, metric.value) for metric in client.get_metric_history(run, "accuracy/mean")]
     assert sorted(found) == [(record["round"], record["accuracy"]) for record in records], "no round is there twice"
     kept = client.get_run(run)
-    assert kept.data.params["method.name"] == "ifca"
+    assert kept.data.params["method.name"] == "ifca-edges"
     assert kept.info.status == "FINISHED"
     assert len(client.search_runs([kept.info.experiment_id])) == 1, "a resumed run is no second one"
 
@@ -94,7 +95,7 @@ def test_a_tracker_that_fails_costs_nobody_a_run(
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = Inputs(tiny_data())
-    experiment = configure("ifca", tiny_task(num_edges=5, clients_per_edge=2, rounds=1), inputs=inputs)
+    experiment = configure("ifca-edges", tiny_task(num_edges=5, clients_per_edge=2, rounds=1), inputs=inputs)
     with pytest.raises(ConfigError, match=r"runtime\.track: 'mlflow' needs a folder"):
         finish(play(experiment, runtime=Runtime(device="cpu", workers=1, track="mlflow"), inputs=inputs))
     monkeypatch.setitem(sys.modules, "mlflow", None)

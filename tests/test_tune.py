@@ -15,7 +15,6 @@ from fedbac.runs import tune
 from fedbac.runs.configure import Inputs
 from fedbac.runs.store import Run
 from fedbac.runs.sweep import Point, lay_out, run_all
-from tests.covering import first
 from tests.support import without
 from tests.test_cli import SMALL, Shell
 from tests.test_cli import fedbac as fedbac  # a fixture
@@ -74,13 +73,13 @@ def test_rungs_thin_out_and_the_last_has_a_choice() -> None:
 
 
 def test_every_method_has_as_many_points_and_the_preset_is_the_first(tmp_path: Path) -> None:
-    names = ("hierfavg", "fedper", "feddyn")  # of which one has few layers, and one has one number in two places
+    names = ("hierfavg", "fedper-edges", "feddyn")  # of which one has few layers, and one has one number in two places
     plan = planned(tmp_path, *names, budget=9)
     assert {name: len(points) for name, points in plan.candidates.items()} == dict.fromkeys(names, 9)
     for name, points in plan.candidates.items():
         assert points[0].experiment == package.configure(name, tiny_task(), rounds=3, inputs=INPUTS)
         assert all(one.experiment != other.experiment for one in points for other in points if one is not other)
-    layers = {point.settings.get("method.personalization.head_layers", 1) for point in plan.candidates["fedper"]}
+    layers = {point.settings.get("method.personalization.head_layers", 1) for point in plan.candidates["fedper-edges"]}
     assert layers == {1}, "the network has two, and one must be left for the body"
     alphas = [[point.settings[f"method.{column}.alpha"] for point in plan.candidates["feddyn"][1:]]
               for column in ("step", "personalization")]  # fmt: skip
@@ -145,7 +144,8 @@ def test_the_best_is_frozen_runs_and_is_compared_on_other_seeds(tmp_path: Path) 
         package.tune(["hierfavg", "ditto"], **asked, out=tmp_path)
 
 
-@pytest.mark.parametrize("most", first(1, [10, *range(1, 10), *range(11, 25)]))
+@pytest.mark.full
+@pytest.mark.parametrize("most", range(1, 25))
 def test_a_tuning_that_is_killed_goes_on_as_if_it_had_not_been(
     most: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -222,8 +222,9 @@ def test_a_learning_rate_of_the_method_is_one_of_the_task() -> None:
     assert without(own.records) != without(tiny_run("hierfavg").records)
 
 
+@pytest.mark.full
 def test_the_command_tunes_and_says_that_all_had_the_same(fedbac: Shell, tmp_path: Path) -> None:
-    few = ["tune", "hierfavg", "fedper", "--rounds", "1", "--jobs", "1", "--out", "t", *SMALL[2:]]
+    few = ["tune", "hierfavg", "fedper-edges", "--rounds", "1", "--jobs", "1", "--out", "t", *SMALL[2:]]
     assert "confirm: seed 2 is a tuning seed too" in fedbac(*few, "--seed", "2", "--confirm", "2", code=2)
     said = fedbac(*few, "--budget", "2", "--seed", "1", "--confirm", "2", "--over", f"{RATE}=0.02")
     assert "Each method had the same budget: 2 points, 2 rounds of tuning on seed 1. Compared on seed 2, which" in said

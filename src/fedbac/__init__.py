@@ -12,7 +12,8 @@ from fedbac.version import __version__
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
+    from fedbac.aggregation import (Bucketing, CentredClipping, GeometricMedian, Krum, Mean, Median, MinimumDiameter,
+        NearestNeighbours, TrimmedMean)
     from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep, tune, verify
     from fedbac.clustering import (Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss,
         Merging)
@@ -28,15 +29,16 @@ if TYPE_CHECKING:
     from fedbac.data import Augment, Dataset, Noise, Partition, Shards
     from fedbac.errors import (CheckpointError, ConfigError, DataNotFoundError, DeployError, EngineError, Error,
         FederationError, NotEnoughMemoryError, OutputError, PartitionError, PolicyError, RunFolderError, RunInUseError)
-    from fedbac.models import LeNet5, Perceptron
-    from fedbac.personalization import (AdaptiveStart, Additive, ControlVariates, Directed, DynamicPull,
+    from fedbac.networks import LSTM, LeNet5, Perceptron, ResNet, Transformer
+    from fedbac.personalization import (Adapters, AdaptiveStart, Additive, ControlVariates, Directed, DynamicPull,
         GroupCorrections, Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead, Shared, TwoHeads)
     from fedbac.presets.methods import METHODS, method
     from fedbac.presets.tasks import TASKS, task
+    from fedbac.privacy import Privacy
     from fedbac.runs.configure import configure
     from fedbac.runs.store import RunFolder
-    from fedbac.selection import (COCS, Contextual, CreditThompson, LatencyUCB, LossUCB, Oort, PowerOfChoice, Random,
-        ResourceScore, Sound, Thompson)
+    from fedbac.selection import (COCS, Contextual, CreditThompson, LatencyUCB, LossUCB, Oort, Poisson, PowerOfChoice,
+        Random, ResourceScore, Sound, Thompson)
     from fedbac.sharing import (Apart, Blend, Distill, DistillAdaptive, LeaveOneOut, MeanThenApart, OnceOverfitted,
         PredictTowardsMean, Similar, TowardsMean)
     from fedbac.steps import Adam, Dynamic, Momentum, Take, Yogi
@@ -45,27 +47,29 @@ if TYPE_CHECKING:
     # isort: on
 
 __all__ = [
-    "AGGREGATION", "CLUSTERING", "COCS", "LINKS", "METHODS", "PERSONALIZATION", "SELECTION", "SHARING", "STEP", "TASKS",
-    "TOPOLOGY", "Accuracy", "Adam", "AdamW", "AdaptiveStart", "Additive", "Agglomerative", "Alteration", "Apart", "Ask",
-    "Assignment", "Augment", "Blend", "CheckpointError", "Clip", "Codec", "ConfigError", "Contextual",
-    "ControlVariates", "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "DeployError", "Directed",
-    "Distill", "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation",
-    "Evidence", "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards",
-    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "Interpolated", "KMeans", "Krum", "LateHead",
-    "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB", "LowestLoss",
-    "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "Moment", "Momentum", "MoreauEnvelope",
-    "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted", "Oort", "OutputError", "Part", "Partition",
-    "PartitionError", "PerCluster", "Perceptron", "Personal", "PersonalHead", "Phase", "Playing", "PolicyError",
-    "PowerOfChoice", "PredictTowardsMean", "Pull", "Random", "ResourceScore", "Run", "RunFolder", "RunFolderError",
-    "RunInUseError", "Runs", "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound",
-    "Start", "Statistic", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training", "TrimmedMean",
-    "TwoHeads", "Yogi", "__version__", "compare", "configure", "load", "method", "play", "report", "resume", "run",
-    "sweep", "task", "tune", "verify",
+    "AGGREGATION", "CLUSTERING", "COCS", "LINKS", "LSTM", "METHODS", "PERSONALIZATION", "SELECTION", "SHARING", "STEP",
+    "TASKS", "TOPOLOGY", "Accuracy", "Adam", "AdamW", "Adapters", "AdaptiveStart", "Additive", "Agglomerative",
+    "Alteration", "Apart", "Ask", "Assignment", "Augment", "Blend", "Bucketing", "CentredClipping", "CheckpointError",
+    "Clip", "Codec", "ConfigError", "Contextual", "ControlVariates", "CosineSplits", "CreditThompson",
+    "DataNotFoundError", "Dataset", "DeployError", "Directed", "Distill", "DistillAdaptive", "Dynamic", "DynamicPull",
+    "EightBits", "EngineError", "Error", "Evaluation", "Evidence", "Exchange", "Experiment", "FederationError", "Fixed",
+    "Flat", "GaussianNoise", "GaussianRewards", "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical",
+    "Interpolated", "KMeans", "Krum", "LateHead", "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun",
+    "LocalSteps", "Loss", "LossUCB", "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging",
+    "Method", "MinimumDiameter", "Moment", "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise",
+    "NotEnoughMemoryError", "OnceOverfitted", "Oort", "OutputError", "Part", "Partition", "PartitionError",
+    "PerCluster", "Perceptron", "Personal", "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError",
+    "PowerOfChoice", "PredictTowardsMean", "Privacy", "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder",
+    "RunFolderError", "RunInUseError", "Runs", "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar",
+    "Slope", "Sound", "Start", "Statistic", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training",
+    "Transformer", "TrimmedMean", "TwoHeads", "Yogi", "__version__", "compare", "configure", "load", "method", "play",
+    "report", "resume", "run", "sweep", "task", "tune", "verify",
 ]  # fmt: skip
 
 _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep tune verify",
-    "fedbac.aggregation": "GeometricMedian Krum Mean Median TrimmedMean",
+    "fedbac.aggregation": "Bucketing CentredClipping GeometricMedian Krum Mean Median MinimumDiameter "
+    "NearestNeighbours TrimmedMean",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.columns": "AGGREGATION CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
@@ -78,15 +82,16 @@ _HOMES = {
     "fedbac.data": "Augment Dataset Noise Partition Shards",
     "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
-    "fedbac.models": "LeNet5 Perceptron",
-    "fedbac.personalization": "AdaptiveStart Additive ControlVariates Directed DynamicPull GroupCorrections "
+    "fedbac.networks": "LSTM LeNet5 Perceptron ResNet Transformer",
+    "fedbac.personalization": "Adapters AdaptiveStart Additive ControlVariates Directed DynamicPull GroupCorrections "
     "Interpolated LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
+    "fedbac.privacy": "Privacy",
     "fedbac.runs.configure": "configure",
     "fedbac.runs.store": "RunFolder",
-    "fedbac.selection": "COCS Contextual CreditThompson LatencyUCB LossUCB Oort PowerOfChoice Random ResourceScore "
-    "Sound Thompson",
+    "fedbac.selection": "COCS Contextual CreditThompson LatencyUCB LossUCB Oort Poisson PowerOfChoice Random "
+    "ResourceScore Sound Thompson",
     "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted PredictTowardsMean "
     "Similar TowardsMean",
     "fedbac.steps": "Adam Dynamic Momentum Take Yogi",

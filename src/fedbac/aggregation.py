@@ -1,15 +1,23 @@
 """How an owner combines what its children changed: by the mean, or by a rule that a few liars cannot move far."""
 
 import math
+from abc import ABC, abstractmethod
+from functools import cache
+from itertools import combinations
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedbac.core.settings import Positive, Settings
+from fedbac.core.rng import stream
+from fedbac.core.settings import MAX_CLIENTS, BareKind, IntArray, Positive, Settings
 
-__all__ = ["GeometricMedian", "Krum", "Mean", "Median", "TrimmedMean"]
+__all__ = [
+    "Bucketing", "CentredClipping", "GeometricMedian", "Krum", "Mean", "Median", "MinimumDiameter", "NearestNeighbours",
+    "TrimmedMean",
+]  # fmt: skip
 
 
 class Mean(Settings):
@@ -17,6 +25,12 @@ class Mean(Settings):
 
     kind: Literal["mean"] = "mean"
     needs: ClassVar[Literal["sum", "all"]] = "sum"
+    secret: bool = False
+    """Whether an edge sees no more of its clients than their sum, by a protocol of masks."""
+    threshold: Annotated[int, Field(ge=2, le=129)] = 3
+    """With ``secret``: the fewest clients whose sum may be seen."""
+    bound: Annotated[float, Field(gt=0, le=1000)] = 8.0
+    """With ``secret``: the largest change of a weight in one training; more is cut. Sums need a bound."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return the weighted mean."""
@@ -26,41 +40,115 @@ class Mean(Settings):
 
 COLUMNS = 1 << 16
 """Weights that are sorted at a time: what sorting takes besides is several times their size."""
+MOST_SUBSETS = 20_000
+"""Of children, among which the one of the smallest diameter is looked for."""
 
-Share = Annotated[float, Field(ge=0, lt=0.5)]
+Faulty = Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | Annotated[float, Field(ge=0, lt=0.5)]
 
 
-class Median(Settings):
+class NearestNeighbours(Settings):
+    """Nearest-neighbour mixing (Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, 2023): every change becomes the
+    mean of the n − f that are nearest to it, itself among them. Then honest children of unlike data are more alike."""
+
+    kind: Literal["nnm"] = "nnm"
+    faulty: Faulty = 0.2
+    """Share of the children that may lie, or f itself, as in the rule that follows."""
+
+    def mix(self, change_CD: Tensor) -> Tensor:
+        """Return as many changes, mixed."""
+        num = len(change_CD)
+        kept = num - num_faulty(self.faulty, num)
+        nearest = _squared_distances(change_CD).sort(dim=1, stable=True).indices[:, :kept]
+        share_CC = change_CD.new_zeros((num, num)).scatter_(1, nearest, 1 / kept)
+        return share_CC @ change_CD
+
+
+class Bucketing(Settings):
+    """The means of buckets of a few changes each, drawn at random (Karimireddy, He, Jaggi, 2022). The draw follows from
+    the bits of all changes: it needs no seed, and is the same in whatever order children come."""
+
+    kind: Literal["bucketing"] = "bucketing"
+    size: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = 2
+    """Changes in a bucket; the last may have fewer. As many buckets may lie as children."""
+
+    def mix(self, change_CD: Tensor) -> Tensor:
+        """Return a change for each bucket."""
+        return self.means(change_CD, self.drawn(change_CD))
+
+    def drawn(self, change_CD: Tensor) -> IntArray:
+        """Return the order in which changes fill the buckets."""
+        pieces = torch.split(change_CD.contiguous().view(torch.int32), COLUMNS, dim=1)
+        bits_C = torch.stack([piece.sum(1, dtype=torch.int64) for piece in pieces]).sum(0).cpu().numpy()
+        order = np.argsort(bits_C, kind="stable")
+        seed = int(bits_C.astype(np.uint64).sum() >> np.uint64(1))
+        drawn: IntArray = order[stream(seed, "buckets").permutation(len(order))]
+        return drawn
+
+    def means(self, change_CD: Tensor, order: IntArray) -> Tensor:
+        """Return the mean of each bucket."""
+        share_BC = torch.zeros((-(-len(order) // self.size), len(order)), dtype=change_CD.dtype)
+        for bucket, mine in enumerate(np.array_split(order, range(self.size, len(order), self.size))):
+            share_BC[bucket, mine] = 1 / len(mine)
+        return share_BC.to(change_CD.device) @ change_CD
+
+
+class Robust(Settings, ABC):
+    """A rule that needs all children at once, weights them equally, and may have them mixed before."""
+
+    kind: str
+    needs: ClassVar[Literal["sum", "all"]] = "all"
+    before: Annotated[NearestNeighbours | Bucketing, Field(discriminator="kind"), BareKind] | None = None
+    """What is made of the changes before the rule: nearest-neighbour mixing (``nnm``), ``bucketing``, or nothing."""
+
+    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
+        """Return one change for all, whatever examples they claim."""
+        mixed_CD = change_CD if self.before is None else self.before.mix(change_CD)
+        # What is mixed of a lie is one: there may be as many as before, of perhaps fewer children.
+        faulty = min(num_faulty(getattr(self, "faulty", 0.0), len(change_CD)), (len(mixed_CD) - 1) // 2)
+        return self.rule(mixed_CD, faulty).to(change_CD.dtype)
+
+    @abstractmethod
+    def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
+        """Return one change for all, f of which may be lies."""
+
+    def fault(self, num: int) -> str | None:
+        """Say why so many children cannot be combined, and what to do; None if they can."""
+        settings = [self] if self.before is None else [self, self.before]
+        counts = [f for f in (getattr(one, "faulty", 0) for one in settings) if isinstance(f, int)]
+        if counts and num <= 2 * max(counts):
+            return f"faulty={max(counts)} of {num} is no minority; use at most {(num - 1) // 2}, or a share below 0.5"
+        return None
+
+
+class Median(Robust):
     """Every weight's median (Yin, Chen, Ramchandran, Bartlett, 2018); of an even number the mean of the middle two.
 
     It holds while fewer than half of the children lie. Of two children it is their mean.
     """
 
     kind: Literal["median"] = "median"
-    needs: ClassVar[Literal["sum", "all"]] = "all"
 
-    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
+    def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
         """Return the medians."""
         return _middle(change_CD, (len(change_CD) - 1) // 2)
 
 
-class TrimmedMean(Settings):
+class TrimmedMean(Robust):
     """Every weight's mean without the f largest and the f smallest (Yin, Chen, Ramchandran, Bartlett, 2018).
 
     Of two children it is their mean.
     """
 
     kind: Literal["trimmed_mean"] = "trimmed_mean"
-    needs: ClassVar[Literal["sum", "all"]] = "all"
-    faulty: Share = 0.2
-    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋."""
+    faulty: Faulty = 0.2
+    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
 
-    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
+    def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
         """Return the trimmed means."""
-        return _middle(change_CD, num_faulty(self.faulty, len(change_CD)))
+        return _middle(change_CD, faulty)
 
 
-class Krum(Settings):
+class Krum(Robust):
     """The child that is nearest to the others (Blanchard, El Mhamdi, Guerraoui, Stainer, 2017).
 
     The score of a child is the sum of its squared distances to the n − f − 1 others that are nearest to it; the paper
@@ -68,22 +156,43 @@ class Krum(Settings):
     """
 
     kind: Literal["krum"] = "krum"
-    needs: ClassVar[Literal["sum", "all"]] = "all"
-    faulty: Share = 0.2
-    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋."""
+    faulty: Faulty = 0.2
+    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
     multi: bool = False
     """Multi-Krum: the mean of the n − f children with the smallest scores, instead of the best one."""
 
-    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
+    def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
         """Return the best child, or the mean of the best."""
-        num, faulty = len(change_CD), num_faulty(self.faulty, len(change_CD))
-        score_C = torch.stack([_distance(change_CD, one_D).square().sort().values for one_D in change_CD])
-        best = score_C[:, 1 : num - faulty].sum(1).sort(stable=True).indices
+        num = len(change_CD)
+        score_C = _squared_distances(change_CD).sort(1).values[:, 1 : num - faulty].sum(1)
+        best = score_C.sort(stable=True).indices
         kept = num - faulty if self.multi or num == 2 else 1
-        return change_CD[best[:kept].sort().values].mean(0, dtype=torch.float64).to(change_CD.dtype)
+        return change_CD[best[:kept].sort().values].mean(0, dtype=torch.float64)
 
 
-class GeometricMedian(Settings):
+class MinimumDiameter(Robust):
+    """Minimum-diameter averaging (El Mhamdi, Guerraoui, Rouault, 2018): the mean of the n − f children of which the two
+    that are furthest apart are nearest. All subsets are tried, so that it is for few children."""
+
+    kind: Literal["minimum_diameter"] = "minimum_diameter"
+    faulty: Faulty = 0.2
+    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
+
+    def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
+        """Return the mean of the first subset of the smallest diameter."""
+        subset_SK = _subsets(len(change_CD), len(change_CD) - faulty)
+        distance_CC = _squared_distances(change_CD).cpu().numpy()
+        diameter_S = distance_CC[subset_SK[:, :, None], subset_SK[:, None, :]].max((1, 2))
+        return change_CD[torch.from_numpy(subset_SK[diameter_S.argmin()])].mean(0, dtype=torch.float64)
+
+    def fault(self, num: int) -> str | None:
+        """Refuse more subsets than can be tried."""
+        if (subsets := math.comb(num, num_faulty(self.faulty, num))) > MOST_SUBSETS:
+            return f"it tries all subsets, here {subsets:,}, and at most {MOST_SUBSETS:,}; use krum with multi=true"
+        return super().fault(num)
+
+
+class GeometricMedian(Robust):
     """The point whose sum of distances to all children is smallest.
 
     Found by the smoothed Weiszfeld algorithm (Pillutla, Kakade, Harchaoui, 2022): z ← Σ_i β_i Δ_i / Σ_i β_i with
@@ -92,13 +201,12 @@ class GeometricMedian(Settings):
     """
 
     kind: Literal["geometric_median"] = "geometric_median"
-    needs: ClassVar[Literal["sum", "all"]] = "all"
     smoothing: Positive = 1e-6
     """ν: a child that is nearer than this counts as if it were as far."""
     iterations: Annotated[int, Field(gt=0, le=1000)] = 3
     """How often z moves; the authors find 3 enough."""
 
-    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
+    def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
         """Return z."""
         point_D = torch.zeros_like(change_CD[0])
         for _ in range(self.iterations):
@@ -107,18 +215,52 @@ class GeometricMedian(Settings):
         return point_D
 
 
+class CentredClipping(Robust):
+    """The mean of changes that are cut to a length (Karimireddy, He, Jaggi, 2021): v ← v + 1/n Σ_i (Δ_i − v) min(1,
+    τ / ‖Δ_i − v‖), from v = 0, the last model. A fixed τ holds against any number of liars, but only so far."""
+
+    kind: Literal["centred_clipping"] = "centred_clipping"
+    radius: Positive | None = None
+    """τ; when not given the median of the children's distances to v, which holds while fewer than half lie."""
+    iterations: Annotated[int, Field(gt=0, le=1000)] = 3
+    """How often v moves."""
+
+    def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
+        """Return v."""
+        centre_D = torch.zeros_like(change_CD[0])
+        for _ in range(self.iterations):
+            far_C = _distance(change_CD, centre_D)
+            radius = far_C.median() if self.radius is None else self.radius
+            share_C = (radius / far_C.clamp(min=torch.finfo(far_C.dtype).tiny)).clamp(max=1) / len(change_CD)
+            moved_D = (share_C[:, None] * (change_CD - centre_D)).sum(0)
+            centre_D = (centre_D + moved_D).to(change_CD.dtype)
+        return centre_D
+
+
 def num_faulty(share: float, num: int) -> int:
-    """Return f."""
-    return min(math.ceil(share * num - 1e-9), (num - 1) // 2)
+    """Return f, of a share or as it is."""
+    return min(share if isinstance(share, int) else math.ceil(share * num - 1e-9), (num - 1) // 2)
 
 
 def _middle(change_CD: Tensor, left_out: int) -> Tensor:
     """Return the mean of every column without its largest and its smallest entries."""
     kept = slice(left_out, len(change_CD) - left_out)
     pieces = torch.split(change_CD, COLUMNS, dim=1)
-    return torch.cat([piece.sort(0).values[kept].mean(0, dtype=torch.float64) for piece in pieces]).to(change_CD.dtype)
+    return torch.cat([piece.sort(0).values[kept].mean(0, dtype=torch.float64) for piece in pieces])
 
 
 def _distance(change_CD: Tensor, point_D: Tensor) -> Tensor:
     distance_C: Tensor = torch.linalg.vector_norm(change_CD - point_D, dim=1, dtype=torch.float64)
     return distance_C
+
+
+def _squared_distances(change_CD: Tensor) -> Tensor:
+    """Return ‖Δ_i − Δ_j‖² for all pairs, exactly 0 of equal ones; not by products, in which small ones get lost."""
+    pieces = [piece.double() for piece in torch.split(change_CD, COLUMNS, dim=1)]
+    exact = "donot_use_mm_for_euclid_dist"
+    return torch.stack([torch.cdist(one, one, compute_mode=exact).square() for one in pieces]).sum(0)
+
+
+@cache
+def _subsets(num: int, size: int) -> IntArray:
+    return np.array(list(combinations(range(num), size)), dtype=np.int64)

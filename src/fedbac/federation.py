@@ -1,6 +1,6 @@
 """Putting a federation together: data, partition, networks and the sites of the edges."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbac import data, losses, models
+from fedbac import data, losses, models, packages
 from fedbac.config.experiment import Experiment
+from fedbac.core.liars import Liars
+from fedbac.core.parts import extension
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError
@@ -100,14 +102,17 @@ class Federation:
 def assemble(
     experiment: Experiment,
     *,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: models.UserNetwork | None = None,
     data_folder: Path | str | None = None,
 ) -> Federation:
     """Load and partition the data and check that everything fits, before any training."""
     task = experiment.task
-    if dataset is None:
+    for named in experiment.packages.values():
+        if named.name in packages.announced(packages.NETWORKS).values():
+            packages.permit(named.package)  # it was installed to be used by fedbac
+    if not isinstance(dataset, Dataset):
         dataset = data.load(task.dataset, data_folder)
     source_sha256 = None
     if task.data_fraction < 1:
@@ -130,15 +135,31 @@ def assemble(
         dataset.largest_token,
         task.frozen,
         dataset.y_train.shape[1:] if dataset.labels == "tokens" else (),
+        extension(experiment.method.personalization),
     )
-    if shards is None:
+    if shards is None and task.partition.natural:
+        if dataset.tiers is None:
+            raise ConfigError(
+                f"task.partition.natural: data set {dataset.name!r} has no edges and clients of its own; set it to "
+                "false, or give client_train, edge_test and edge with the data"
+            )
+        shards = data.by_nature(dataset.tiers, task.partition.validation_fraction, experiment.seed)
+    elif shards is None:
         shards = data.partition(*dataset.dealt_by, task.clients(), task.partition, experiment.seed)
     else:
         shards = shards.checked(len(dataset.y_train), len(dataset.y_test))
     if task.noise is not None:
         dataset, shards = data.add_noise(dataset, shards, task.noise, experiment.seed)
+    liars, claims = task.liars, dict[int, int]()
+    if liars is not None and liars.attack == "label_flip":
+        dataset = data.flip_labels(dataset, shards, _lying(liars, experiment.seed, shards))
+    elif liars is not None and liars.attack == "examples":
+        claims = dict.fromkeys(_lying(liars, experiment.seed, shards), int(liars.size))
+    normalization = dataset.normalization()
+    if normalization is not None and experiment.method.privacy is not None:
+        normalization = data.fixed_normalization(len(normalization[0]))
     sites = tuple(
-        _site(index, edges, shards, dataset.num_classes)
+        _site(index, edges, shards, dataset.num_classes, claims)
         for index, edges in enumerate(experiment.method.topology.sites(len(shards.clients)))
     )
     _check(experiment, shards)
@@ -147,20 +168,26 @@ def assemble(
         dataset=dataset,
         shards=shards,
         sites=sites,
-        examples=Examples(
-            dataset, shards, task.training, task.augment, experiment.seed, dataset.normalization(), task.loss
-        ),
+        examples=Examples(dataset, shards, task.training, task.augment, experiment.seed, normalization, task.loss),
         build=build,
         source_sha256=source_sha256,
     )
 
 
-def _site(index: int, edges: Sequence[int], shards: Shards, num_classes: int) -> Site:
+def _lying(liars: Liars, seed: int, shards: Shards) -> list[int]:
+    """Return the clients that lie."""
+    every = tuple(client for clients in shards.clients for client in clients)
+    edge_N = np.repeat(np.arange(len(shards.clients)), [len(clients) for clients in shards.clients])
+    lying_N, _ = liars.among(seed, every, edge_N, len(shards.clients))
+    return [client for client, lies in zip(every, lying_N, strict=True) if lies]
+
+
+def _site(index: int, edges: Sequence[int], shards: Shards, num_classes: int, claims: Mapping[int, int]) -> Site:
     clients = [client for edge in edges for client in shards.clients[edge]]
     return Site(
         index=index,
         clients=tuple(clients),
-        size_N=np.array([shards.train[client].size for client in clients]),
+        size_N=np.array([claims.get(client, shards.train[client].size) for client in clients]),
         validation_N=np.array([shards.validation[client].size for client in clients]),
         num_classes=num_classes,
         edge_N=np.repeat(edges, [len(shards.clients[edge]) for edge in edges]),

@@ -1,81 +1,30 @@
-"""Networks: LeNet-5 of any width, a small perceptron, and any ``nn.Module`` of the user's."""
+"""Networks of a run: those at hand by their kinds, and any ``nn.Module`` of the user's, handed over or named."""
 
 import copy
 import fnmatch
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from fedbac.core.parts import Params
 from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import seeded
-from fedbac.core.settings import BareKind, Settings, Width
-from fedbac.errors import ConfigError, quoted
-from fedbac.packages import Package
+from fedbac.core.settings import Settings, of_kind
+from fedbac.errors import ConfigError, quoted, unknown
+from fedbac.language import SmolLM2, with_logits
+from fedbac.networks import LSTM, ResNet, Transformer
+from fedbac.networks import LeNet5 as LeNet5
+from fedbac.networks import Perceptron as Perceptron
+from fedbac.packages import NETWORKS, Package, announced
 
-LENET_WIDTHS = (6, 16, 120, 84)
 MAX_WEIGHTS = 100_000_000
 """Of one network that a configuration describes: clients take several times 400 MB each to train it."""
-
-
-class LeNet5(Settings):
-    """LeNet-5 without padding: 62,006 weights for 3×32×32, 44,426 for 1×28×28 (C.7)."""
-
-    kind: Literal["lenet5"] = "lenet5"
-    width: Annotated[float, Field(gt=0, le=100)] | tuple[Width, Width, Width, Width] = 1.0
-    """A multiplier, or the four layer widths; 1.41 gives the paper's "HierFAVG 2×" with 123,825 weights (C.8)."""
-    activation: Literal["relu", "tanh"] = "relu"
-    """Not given in the paper (C.7); the native kernel knows ReLU."""
-    pooling: Literal["max", "average"] = "max"
-    """Not given in the paper (C.7); the native kernel knows maxima."""
-
-    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Return the network for images of this shape."""
-        if len(shape) != 3 or min(shape[1:]) < 16:
-            raise ConfigError(
-                f"task.network: lenet5 needs images [channels, height, width] of at least 16×16, "
-                f"but an example of this data set has shape {list(shape)}; use task.network.kind=mlp or your own"
-            )
-        c1, c2, f1, f2 = self.widths()
-        active = {"relu": nn.ReLU, "tanh": nn.Tanh}[self.activation]
-        pool = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}[self.pooling]
-        height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
-        return nn.Sequential(
-            nn.Conv2d(shape[0], c1, 5), active(), pool(2),
-            nn.Conv2d(c1, c2, 5), active(), pool(2),
-            nn.Flatten(),
-            nn.Linear(c2 * height * width, f1), active(),
-            nn.Linear(f1, f2), active(),
-            nn.Linear(f2, num_classes),
-        )  # fmt: skip
-
-    def widths(self) -> tuple[int, int, int, int]:
-        """Return the widths of the four hidden layers."""
-        if isinstance(self.width, tuple):
-            return self.width
-        c1, c2, f1, f2 = (max(1, round(base * self.width)) for base in LENET_WIDTHS)
-        return c1, c2, f1, f2
-
-
-class Perceptron(Settings):
-    """A multi-layer perceptron on the flattened example; no hidden layer makes it a linear model."""
-
-    kind: Literal["mlp"] = "mlp"
-    hidden: Annotated[tuple[Width, ...], Field(max_length=100)] = (32,)
-    """Widths of the hidden layers."""
-
-    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Return the network for examples of this shape."""
-        layers: list[nn.Module] = [nn.Flatten()]
-        width = int(torch.Size(shape).numel())
-        for hidden in self.hidden:
-            layers += [nn.Linear(width, hidden), nn.ReLU()]
-            width = hidden
-        return nn.Sequential(*layers, nn.Linear(width, num_classes))
+YOURS = "name one of yours as package.module:Net or file.py:Net"
 
 
 class Custom(Settings):
@@ -93,32 +42,55 @@ class Custom(Settings):
 
 
 class OwnNetwork(Package):
-    """Of an installed package: a class, or a function without arguments that returns a new ``nn.Module``.
+    """Of a package or a file: a class or a function that returns a new ``nn.Module``.
 
-    The weights that it returns are those that a run starts with: random ones are drawn from the run's seed, others may
-    be read from a file of the package.
+    It takes no arguments, or the shape of an example and the number of classes. The weights that it returns are those
+    that a run starts with: random ones are drawn from the run's seed, others may be read from a file of the package.
     """
 
     field: ClassVar[str] = "task.network"
+
+    @property
+    def sized(self) -> bool:
+        """Whether it is told the shape of an example and the number of classes."""
+        return _is_told(self.load())
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return a new network."""
         make = self.load()
         try:
-            return _renew(make)
+            return _renew(make, shape, num_classes)
         except Exception as error:
             why = error if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             raise ConfigError(f"task.network: {self.name}() failed: {why}") from error
 
-    def outputs(self, shape: tuple[int, ...], largest_token: int | None) -> int:
-        """Return how many numbers it predicts for an example, or for each of its tokens."""
-        return _output(self.build(shape, 0), shape, largest_token).shape[-1]
+    def outputs(self, shape: tuple[int, ...], largest_token: int | None, classes: int) -> int:
+        """Return how many numbers it predicts for an example, or for each of its tokens; it may decide itself."""
+        return classes if self.sized else _output(self.build(shape, 0), shape, largest_token).shape[-1]
 
 
-NetworkChoice = Annotated[LeNet5 | Perceptron | Custom | OwnNetwork, Field(discriminator="kind"), BareKind]
-Maker = nn.Module | Callable[[], nn.Module]
+AtHand = LeNet5 | Perceptron | ResNet | LSTM | Transformer | SmolLM2
+KINDS = tuple(str(cls.model_fields["kind"].default) for cls in AtHand.__args__)
+
+
+def _named(value: Any) -> Any:
+    """Return what a kind, a name of code, or a name that a package announces stands for."""
+    value = of_kind(value)
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind == "custom" and "name" not in value:
+        raise ValueError(f"'custom' stands for a network that was handed over in Python; {YOURS}")
+    if not isinstance(kind, str) or kind in (*KINDS, "custom", "package"):
+        return value
+    found = announced(NETWORKS)
+    if kind not in found:
+        raise ValueError(f"{unknown('kind', kind, {*KINDS, *found})}; or {YOURS}")
+    return {"kind": "package", "name": found[kind]}
+
+
+NetworkChoice = Annotated[AtHand | Custom | OwnNetwork, Field(discriminator="kind"), BeforeValidator(_named)]
+Maker = nn.Module | Callable[[], nn.Module] | Callable[[tuple[int, ...], int], nn.Module]
 UserNetwork = Maker | str
-"""A network that is handed over, or named as ``package.module:name``."""
+"""A network that is handed over, or named: ``package.module:name``, ``file.py:name``, or a kind."""
 Build = Callable[[int], nn.Module]
 """``build(i)`` returns the i-th independently initialized network of a run."""
 
@@ -128,10 +100,11 @@ def check_recipe(network: NetworkChoice, labels: str, frozen: Sequence[str] = ()
     if isinstance(network, Custom):
         raise ConfigError(
             f"task.network: {network.name!r} was given in Python, so no site has it; put it into a package that is "
-            "installed at every site, and name it: task.network=package.module:name"
+            "installed at every site, or a file, and name it: task.network=package.module:name"
         )
     if isinstance(network, OwnNetwork):
-        _freeze(network.build((), 0), frozen)
+        if not network.sized:
+            _freeze(network.build((), 0), frozen)
     elif labels == "tokens":
         raise ConfigError(f"task.network: {network.kind} predicts no tokens; name one of yours: package.module:name")
 
@@ -145,33 +118,52 @@ def builder(
     largest_token: int | None = None,
     frozen: Sequence[str] = (),
     steps: tuple[int, ...] = (),
+    extend: Callable[[nn.Module], nn.Module] | None = None,
 ) -> Build:
     """Return the function that makes a run's networks, after checking once that one fits the data.
 
     ``largest_token`` is given where examples are tokens. Weights that match a pattern of ``frozen``, and those of a
     network of the user's that need no gradient, never change: they are the same tensors in all networks of the run.
-    ``steps`` are the tokens of an example, where the next one of each is to be predicted.
+    ``steps`` are the tokens of an example, where the next one of each is to be predicted. ``extend`` is what a scheme
+    makes of a network; one that is handed over as a module then keeps its weights, and each is made only once.
     """
-    if largest_token is not None and user is None and not isinstance(network, Custom | OwnNetwork):
+    if largest_token is not None and user is None and not getattr(network, "reads_tokens", True):
         raise ConfigError(
-            f"task.network: {network.kind} reads numbers, but the examples are tokens (int64); pass a network of your "
-            "own that begins with an embedding (network=..., or package.module:name), or give images as uint8"
+            f"task.network: {network.kind} reads numbers, but the examples are tokens (int64); use lstm or "
+            f"transformer, give images as uint8, or {YOURS}"
         )
-
+    tokens = None if largest_token is None else max(largest_token + 1, num_classes if steps else 0)
     base: dict[str, nn.Parameter] = {}
+    extended: dict[int, nn.Module] = {}
+
+    def make() -> nn.Module:
+        if isinstance(user, nn.Module) and extend is not None:
+            return copy.deepcopy(user, {id(value): nn.Parameter(value.detach()) for value in user.parameters()})
+        if user is not None:
+            return _renew(user, shape, num_classes)
+        if isinstance(network, Custom | OwnNetwork):
+            return network.build(shape, num_classes)
+        return network.build(shape, num_classes, tokens, bool(steps))
 
     def build(index: int) -> nn.Module:
+        if index in extended:
+            return duplicate(extended[index])
         with seeded(torch_seed(seed, "init", index)):
-            made = network.build(shape, num_classes) if user is None else _renew(user)
+            made = with_logits(make())
+            if extend is not None:
+                made = extend(made)
         _freeze(made, frozen)
-        for name, value in frozen_weights(made).items():
-            module, _, own = name.rpartition(".")
-            setattr(made.get_submodule(module), own, base.setdefault(name, value))
+        for name, value in made.named_parameters(remove_duplicate=False):  # a tied weight is one under each name
+            if not value.requires_grad:
+                module, _, own = name.rpartition(".")
+                setattr(made.get_submodule(module), own, base.setdefault(name, value))
+        if extend is not None:
+            extended[index] = duplicate(made)
         return made
 
-    if user is None and not isinstance(network, OwnNetwork):
+    if user is None and not isinstance(network, OwnNetwork | SmolLM2):
         with torch.device("meta"):  # without memory for the weights
-            count = sum(value.numel() for value in network.build(shape, num_classes).parameters())
+            count = sum(value.numel() for value in make().parameters())
         if count > MAX_WEIGHTS:
             raise ConfigError(
                 f"task.network: on examples of shape {list(shape)} it has {count:,} weights, of at most "
@@ -186,9 +178,24 @@ def builder(
     return build
 
 
-def _renew(user: Maker) -> nn.Module:
+def _is_told(make: Callable[..., Any]) -> bool:
+    """Whether a function takes the shape of an example and the number of classes."""
+    try:
+        given = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # of something that is not Python
+        return False
+    needed = [one for one in given if one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD]
+    if len(needed) not in (0, 2):
+        raise ConfigError(
+            f"network: {getattr(make, '__name__', make)} takes {', '.join(one.name for one in needed)}; it must take "
+            "no arguments, or the shape of an example and the number of classes"
+        )
+    return bool(needed)
+
+
+def _renew(user: Maker, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if not isinstance(user, nn.Module):
-        made = user()
+        made = user(shape, num_classes) if _is_told(user) else user()  # type: ignore[call-arg]
         if not isinstance(made, nn.Module):
             raise ConfigError(f"network: the function must return a new nn.Module, not {type(made).__name__}")
         return made
@@ -240,7 +247,7 @@ def frozen_sha256(module: nn.Module) -> str | None:
     digest = hashlib.sha256()
     for name, value in frozen.items():
         digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest() if frozen else None
 
 
@@ -266,7 +273,10 @@ def _output(module: nn.Module, shape: Sequence[int], largest_token: int | None) 
         except Exception as error:  # whatever the user's code raises
             raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
     if not isinstance(logits, Tensor):
-        raise ConfigError(f"network: it must return a tensor of logits, not {type(logits).__name__}")
+        raise ConfigError(
+            f"network: it must return a tensor of logits, not {type(logits).__name__}; one of transformers must be a "
+            "model with a head (AutoModelFor…)"
+        )
     if not logits.requires_grad:
         raise ConfigError(
             "network: its output does not depend on any weight that can learn; is it detached, or made under no_grad()?"

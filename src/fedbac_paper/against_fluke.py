@@ -6,13 +6,25 @@ from pathlib import Path
 import numpy as np
 
 from fedbac.statistics import gap
+from fedbac_paper.tables import table
 
+EARLY = "against-fluke.csv"
 WIDE = 2.0
 """Points; half an interval that is wider could hide a difference that matters."""
 
 
+def early(file: Path) -> list[list[str]]:
+    """Return accuracies after few rounds, method by method and change by change, the header first."""
+    header = ["method", "optimizer", "change in fluke", "fedbac", "fluke", "clients apart"]
+    return [header] + [
+        [found["method"], found["optimizer"], found["change"] or "none"]
+        + [f"{100 * found[key]:.2f}" for key in ("ours", "theirs", "apart")]
+        for found in json.loads(file.read_text(encoding="utf-8"))["early"]
+    ]
+
+
 def verdict(file: Path) -> str:
-    """Return what docs/methods/against-fluke.md begins with: the verdict and both tables."""
+    """Return what docs/methods/against-fluke.md begins with: the verdict, and the accuracies at the end."""
     told = json.loads(file.read_text(encoding="utf-8"))
     late, agreeing = [], []
     for method, seeds in told["late"].items():
@@ -22,14 +34,8 @@ def verdict(file: Path) -> str:
         agrees = "no" if abs(apart.mean()) > noise else "yes" if noise <= WIDE else "too wide to tell"
         agreeing += [f"`{method}`"] * (agrees == "yes")
         cells = (f"{ours.mean():.1f}", f"{theirs.mean():.1f}", f"{apart.mean():+.1f} ± {noise:.1f}")
-        late.append(f"| `{method}` | {' | '.join(cells)} | {agrees} |")
-    early, same = [], set()
-    for found in told["early"]:
-        numbers = [f"{100 * found[key]:.2f}" for key in ("ours", "theirs", "apart")]
-        name = f"`{found['method']}`" + ", with momentum" * (found["optimizer"] == "momentum")
-        early.append(f"| {name} | {found['change'] or 'none'} | {' | '.join(numbers)} |")
-        if numbers[-1] == "0.00":
-            same.add((found["method"], found["change"] is not None))
+        late.append([f"`{method}`", *cells, agrees])
+    same = {(method, change != "none") for method, _, change, *_, apart in early(file)[1:] if apart == "0.00"}
     named = {method: f"`{method}`" for method in told["late"]}
     alike = [name for method, name in named.items() if (method, False) in same]
     mended = [name for method, name in named.items() if (method, False) not in same and (method, True) in same]
@@ -52,16 +58,10 @@ def verdict(file: Path) -> str:
             "The difference is ours less fluke's, ± half its 95 % interval over seeds, which are paired.",
             f"An interval wider than ± {WIDE:.0f} points is too wide to show agreement.",
             "",
-            f"| method | fedbac | fluke {told['versions']['fluke']} | difference | within noise |",
-            "|---|---|---|---|---|",
-            *late,
+            table(["method", "fedbac", f"fluke {told['versions']['fluke']}", "difference", "within noise"], late),
             "",
-            f"After {setting['early']} rounds with seed 0, before rounding errors grow; some rows change fluke's code.",
-            "The last column is the mean absolute difference per client, in points.",
-            "",
-            "| method | change in fluke | fedbac | fluke | clients apart |",
-            "|---|---|---|---|---|",
-            *early,
+            f"[After {setting['early']} rounds with seed 0]({EARLY}), before rounding errors grow, every change to "
+            "fluke's code is a row. The last column is the mean absolute difference per client, in points.",
             "",
             "",
         ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedbac.presets.tasks import TASKS
 from fedbac_paper.claims import Claim
@@ -32,6 +32,15 @@ class Cell:
         return TASKS[self.task].dataset
 
 
+class Body(NamedTuple):
+    """The numbers of an artefact."""
+
+    shown: list[str]
+    """The paragraphs and tables of its page."""
+    rows: list[list[str]]
+    """All numbers, the header first, for the file beside the page."""
+
+
 @dataclass(frozen=True)
 class Artefact:
     """A table or figure of the study."""
@@ -42,8 +51,8 @@ class Artefact:
     place: str
     """Where it is in the paper."""
     cells: tuple[Cell, ...]
-    body: "Callable[[Artefact, Results], list[str]]"
-    """Returns the paragraphs and tables of its page."""
+    body: "Callable[[Artefact, Results], Body]"
+    """Returns its numbers."""
     claims: Callable[[Results], list[Claim]] = lambda _: []
     """Returns its claims with their verdicts; the same claims in the same order, whatever was run."""
     figure: "Callable[[Results], Figure] | None" = None

@@ -86,7 +86,7 @@ def reproduce(
         bool, typer.Option("--render-only", help="Run nothing. Write the pages from the result files.")
     ] = False,
 ) -> None:
-    """Reproduce the paper's tables and figures: run what is missing or unfinished, then write the pages."""
+    """Reproduce the paper's tables and figures: run what is missing, then write the pages."""
     import torch
 
     from fedbac.config.experiment import Runtime

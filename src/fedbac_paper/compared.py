@@ -1,4 +1,4 @@
-"""What ``fedbac compare --all`` found, kept in one small file, as a table of docs/methods.md.
+"""What ``fedbac compare --all`` found, kept in one small file, as a table beside docs/methods.md.
 
 fedbac compare --all --task devices --out runs/all
 python -m fedbac_paper.compared runs/all results/methods/compared.json
@@ -19,8 +19,10 @@ from fedbac.presets import tasks
 from fedbac.presets.methods import METHODS
 from fedbac.runs.store import Run
 from fedbac_paper.measures import edges_of_rounds
+from fedbac_paper.tables import NONE, comma_separated
 
 TASK = "devices"
+NUMBERS = "compared.csv"
 KEPT = ("accuracy", "edge_min", "bytes_total", "simulated_seconds", "active_clusters", "seconds")
 OWN_KERNELS = ("native", "cuda-fused")
 MUCH = 5
@@ -67,43 +69,49 @@ def outdated(found: Mapping[str, Any]) -> list[str]:
     return [name for name, preset in METHODS.items() if then.get(name) != preset(task)]
 
 
-def section(results: Path) -> list[str]:
+def section(results: Path) -> str:
     """Return what docs/methods.md says of all methods on one task; nothing before they were compared."""
+    read = kept_in(results)
+    if read is None:
+        return ""
+    found, speed = read
+    task = tasks.task(TASK)
+    own = sum(row["trainer"].startswith(OWN_KERNELS) for row in found["methods"].values())
+    return "\n".join(
+        [
+            "## All of them on one task",
+            "",
+            f"[One seed of every method on a small task](methods/{NUMBERS}) shows that each runs, learns and is "
+            f"charged; it is no ranking. `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the "
+            f"embedded data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, "
+            f"and {task.rounds} rounds. {own} of the {len(found['methods'])} methods use our own kernels. "
+            f"{times(found)}. The last columns are seconds a round as a multiple of HierFAVG's on the same "
+            f"machine (`benchmarks/methods.py`, {_tasks(speed)}). Why some take more than {MUCH} times as long:",
+            "",
+            *(f"- {reason}" for reason in reasons(speed)),
+            "",
+            "```",
+            COMMANDS,
+            "```",
+        ]
+    )
+
+
+def kept_in(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """Return the comparison and the speeds that are kept in a folder; refuse what is older than its presets."""
     file = results / "compared.json"
     if not file.exists():
-        return []
+        return None
     found = json.loads(file.read_text(encoding="utf-8"))
     if old := outdated(found):
         raise SystemExit(f"{file} is not current for {', '.join(old)}; run:\n{COMMANDS}")
-    speed = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("speed-*.json"))]
-    task = tasks.task(TASK)
-    own = sum(row["trainer"].startswith(OWN_KERNELS) for row in found["methods"].values())
-    return [
-        "## All of them on one task",
-        "",
-        "One seed of a small task: read it as a check that every method runs, learns and is charged, not as a "
-        f"ranking. The task `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the embedded "
-        f"data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, and "
-        f"{task.rounds} rounds. "
-        f"{own} of the {len(found['methods'])} methods use our own kernels. Of them, {times(found)}.",
-        "",
-        '<details markdown="1">',
-        "<summary>All methods, the most accurate first</summary>",
-        "",
-        *table(found, speed),
-        "",
-        "The last columns are seconds a round as a multiple of HierFAVG's on the same machine "
-        f"(`benchmarks/methods.py`, {_tasks(speed)}). Why some take more than {MUCH} times as long:",
-        "",
-        *(f"- {reason}" for reason in reasons(speed)),
-        "",
-        "```",
-        COMMANDS,
-        "```",
-        "",
-        "</details>",
-        "",
-    ]
+    return found, [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("speed-*.json"))]
+
+
+def numbers(results: Path) -> str:
+    """Return the comparison as a file for spreadsheets; only a header before there is one."""
+    found, speed = kept_in(results) or ({"methods": {}}, [])
+    return comma_separated(rows(found, speed))
 
 
 def _tasks(speed: Sequence[Mapping[str, Any]]) -> str:
@@ -126,29 +134,25 @@ def reasons(speed: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def table(found: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a Markdown table, best accuracy first; ``speed`` holds what ``benchmarks/methods.py`` wrote."""
-    from fedbac.report.table import NONE, duration, human_bytes, percent
+def rows(found: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return all numbers, best accuracy first; ``speed`` holds what ``benchmarks/methods.py`` wrote."""
+    from fedbac.report.table import duration, human_bytes, percent
 
-    machines = " | ".join(f"a round on {results['machine']}" for results in speed)
-    lines = [
-        f"| method | accuracy (%) | worst edge of each round (%) | total bytes | simulated time | clusters "
-        f"| {machines} |",
-        "|---|" + "---:|" * (5 + len(speed)),
-    ]
+    machines = (f"a round on {results['machine']}" for results in speed)
+    header = ["method", "accuracy (%)", "worst edge of each round (%)", "total bytes", "simulated time", "clusters"]
     ratios = [{row["method"]: row for row in results["methods"]} for results in speed]
-    for name, row in sorted(found["methods"].items(), key=lambda item: -item[1]["accuracy"]):
-        cells = [
-            f"`{name}`",
+    return [[*header, *machines]] + [
+        [
+            name,
             percent(row["accuracy"]),
             percent(row["edge_min"]),
             human_bytes(row["bytes_total"]),
             duration(row["simulated_seconds"]),
             str(row["active_clusters"]),
-            *(f"{by_name[name]['ratio']:.1f}×" if name in by_name else NONE for by_name in ratios),
+            *(f"{by_name[name]['ratio']:.1f}" if name in by_name else NONE for by_name in ratios),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        for name, row in sorted(found["methods"].items(), key=lambda item: -item[1]["accuracy"])
+    ]
 
 
 def main() -> None:

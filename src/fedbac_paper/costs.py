@@ -2,7 +2,8 @@
 
 python benchmarks/paired.py costs [NAME ...]
 
-A difference that costs a method more than half a point is no default.
+A difference that costs a method more than half a point is no default: the name of a preset that has it says so, as
+``ifca-edges`` does. (IFCA, CFL and others cluster clients; on edges they can be compared with what serves edges.)
 """
 
 import json
@@ -13,6 +14,10 @@ from typing import Any, NamedTuple
 
 KEPT = Path("results/methods/costs.json")
 TASKS, SEEDS = ("devices", "demo", "planted"), (0, 1, 2)
+ABOUT = (
+    "**Cost** is what a difference costs in points of accuracy, the mean over three seeds of small versions of the "
+    f"tasks {', '.join(f'`{task}`' for task in TASKS)} (`python benchmarks/paired.py costs`)."
+)
 SMALL = (
     "task.data_fraction=0.3",
     "task.clients_per_edge=2",
@@ -38,17 +43,23 @@ OWNERS = Difference(
     ("method.personalization.owner=client",),
 )
 DIFFERENCES: dict[str, tuple[Difference, ...]] = {
-    "ifca": (EDGES,),
-    "fl-hc": (EDGES, Difference("linkage is Ward's, not complete", ("method.clustering.linkage=complete",))),
-    "fed-cam": (EDGES, Difference("both networks are trained at once", ("method.personalization.order=alternate",))),
+    "ifca-edges": (EDGES,),
+    "cfl-edges": (EDGES,),
+    "chpfl-edges": (Difference("members are edges, not clients", ("method.unit=client",)),),
+    "fedbabu-edges": (EDGES,),
+    "fl-hc-edges": (EDGES, Difference("linkage is Ward's, not complete", ("method.clustering.linkage=complete",))),
+    "fed-cam-edges": (
+        EDGES,
+        Difference("both networks are trained at once", ("method.personalization.order=alternate",)),
+    ),
     "fedgwc": (Difference("half of the clients are selected, not a tenth", ("method.selection.fraction=0.1",)),),
     "ditto-edges": (OWNERS,),
-    "fedper": (OWNERS,),
-    "fedrep": (OWNERS,),
-    "fedrod": (OWNERS,),
-    "fedala": (OWNERS,),
+    "fedper-edges": (OWNERS,),
+    "fedrep-edges": (OWNERS,),
+    "fedrod-edges": (OWNERS,),
+    "fedala-edges": (OWNERS,),
     "apfl-edges": (OWNERS,),
-    "pfedgraph": (EDGES,),
+    "pfedgraph-edges": (EDGES,),
 }
 """Those that a setting can undo, by preset."""
 
@@ -77,7 +88,5 @@ def lines(method: str, folder: Path) -> list[str]:
     for difference in DIFFERENCES[method]:
         by_task = {task: points(found, method, difference, task) for task in TASKS}
         if all(len(gaps) == len(SEEDS) for gaps in by_task.values()):
-            each = ", ".join(f"{mean(gaps):+.1f} on `{task}`" for task, gaps in by_task.items())
-            told.append(f"- That {difference.words} costs it {each}.")
-    head = "In points of accuracy, the mean over three seeds of small tasks (`python benchmarks/paired.py costs`):"
-    return ["", head, "", *told] if told else []
+            told.append(f"Cost, {difference.words}: {', '.join(f'{mean(gaps):+.1f}' for gaps in by_task.values())}.")
+    return told

@@ -1,4 +1,6 @@
-"""The demo as docs/first-run.md shows it: a table and a figure, both from the same runs, kept in results/demo.json.
+"""The demo as the documentation shows it: a table, a figure and the report, all from the same runs.
+
+results/demo.json keeps the numbers, results/demo-report.json what the report shows.
 
 make demo
 python -m fedbac_paper.demo runs/demo
@@ -22,6 +24,7 @@ SHOWN = (
     "training bytes", "total bytes",
 )  # fmt: skip
 KEPT, FIGURE = Path("results/demo.json"), Path("docs/images/demo-accuracy.svg")
+REPORT = Path("results/demo-report.json")
 
 
 def kept(runs: Sequence[Run]) -> dict[str, Any]:
@@ -59,13 +62,26 @@ def block(file: Path) -> str:
     return "\n".join(lines)
 
 
+def report(root: Path) -> str:
+    """Return the report of the kept runs, as the page is now."""
+    from fedbac.report.page import page
+
+    return page(**json.loads((root / REPORT).read_text(encoding="utf-8")))
+
+
 def main() -> None:
-    """Keep the numbers of the demo's runs, and draw the figure."""
+    """Keep the numbers of the demo's runs and what their report shows, and draw the figure."""
+    from fedbac.report.document import document
     from fedbac.report.figures import figures
+    from fedbac.report.groups import summarized
+    from fedbac.report.sections import sections
 
     runs = [fedbac.load(path.parent) for path in sorted(Path(sys.argv[1]).glob("*/config.yaml"))]
     write_whole(KEPT, json.dumps(kept(runs), indent=1) + "\n")
     marks.save(figures(runs)["accuracy"], FIGURE, KEPT)
+    title, runs = "The demo", sorted(summarized(runs), key=lambda run: -run.summary["accuracy"])
+    shown = {"title": title, "parts": sections(runs, title), "figures": document(runs)}
+    write_whole(REPORT, json.dumps(shown, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from fedbac_paper.results import Curve, Results
 
 LOOKS = {
     "hierfavg": own_look("hierfavg"),
-    "ifca-paper": own_look("ifca"),
+    "ifca-paper": own_look("ifca-edges"),
     "paper-figures": own_look("fed-bac"),
     "paper-text": replace(own_look("fed-bac"), dash="--"),
     "fed-bac": replace(own_look("fed-bac"), dash=":"),

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-BOOKS = {"quickstart": "quickstart", "own_data": "own-data"}
+BOOKS = {"quickstart": "quickstart"}
 """By the name of a notebook, that of its page."""
+ABOUT = {"own_data": "extend"}
+"""By the name of a notebook without a page, that of the page about its subject."""
 
 
 def page(file: Path, images: str) -> tuple[str, dict[str, bytes]]:
@@ -15,7 +17,7 @@ def page(file: Path, images: str) -> tuple[str, dict[str, bytes]]:
     for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            for name, there in BOOKS.items():
+            for name, there in (BOOKS | ABOUT).items():
                 text = text.replace(f"({name}.ipynb)", f"({there}.md)")
             lines += [text, ""]
             continue

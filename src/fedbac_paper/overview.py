@@ -5,7 +5,7 @@ from pathlib import Path
 from fedbac.statistics import FEWEST_SEEDS
 from fedbac_paper.artefacts import ARTEFACTS, beyond
 from fedbac_paper.artefacts.ablation import IFCA_EACH, SINGLETONS
-from fedbac_paper.pages import heading, in_short, progress, tally
+from fedbac_paper.pages import heading, in_short, tally
 from fedbac_paper.paper import READINGS, look_up, printed_as
 from fedbac_paper.results import Results, read_results
 from fedbac_paper.tables import NONE, fixed, mean, std, table
@@ -44,18 +44,16 @@ MAIN_CLAIMS = (
 
 
 def index(results_folder: Path, pages: str) -> str:
-    """Return the list of all pages: how much of each was run and how its claims stand."""
+    """Return the list of all pages, and how the claims of each stand."""
     rows = []
     for artefact in ARTEFACTS.values():
         results = read_results(artefact.name, results_folder)
         if results is None:
-            rows.append([f"`{artefact.name}`", artefact.title, artefact.place, "not run yet", NONE])
+            rows.append([f"`{artefact.name}`", artefact.title, artefact.place, "not run yet"])
             continue
-        run = {(found.task, found.variant) for found in results.findings}
-        state = f"{progress(results)}, {len(run)} of {len(artefact.cells)} rows"
         link = f"[`{artefact.name}`]({pages}/{artefact.name}.md)"
-        rows.append([link, heading(results), artefact.place, state, tally(artefact.claims(results))])
-    return table(["artefact", "about", "where", "run", "claims"], rows)
+        rows.append([link, heading(results), artefact.place, tally(artefact.claims(results))])
+    return table(["artefact", "about", "where", "claims"], rows)
 
 
 def main_claims(results_folder: Path, pages: str) -> str:

@@ -1,7 +1,7 @@
 """One page a table or figure, written from the result files alone."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,25 +14,28 @@ from fedbac_paper.claims import Claim
 from fedbac_paper.paper import READINGS
 from fedbac_paper.results import Results, read_results
 from fedbac_paper.settings import CALIBRATED
-from fedbac_paper.tables import NONE, code, details, literal, runs_in_words, table
+from fedbac_paper.tables import NONE, code, comma_separated, each, literal, runs_in_words, table
 from fedbac_paper.tasks import FORMAT_1, task_name
 from fedbac_paper.verdicts import RULES, Verdict
 
 HOW = "how.md"
 """The page that says once what holds for all of them."""
-FROM_RESULTS = "--results results --pages docs/reproduce"
-READ_AS = "\n".join(
-    [
-        "Fed-BAC is run in three readings, which differ in four choices:",
-        "",
-        "- **Reward of Thompson sampling**: `paper-figures` and `paper-text` use accuracy on the test data that are "
-        "reported, as the paper does (C.29). `fed-bac` uses validation data.",
-        "- **Reassignment of edges**: every round in `paper-figures`, every 20 rounds in the other two (C.21).",
-        "- **Start on Fashion-MNIST**: one cluster for all edges in `paper-*`, one per edge in `fed-bac` (C.28).",
-        "- **The round after a move**: it counts for Thompson sampling in `paper-*`, and does not in `fed-bac` "
-        "(`method.selection.skip_after_move`, C.30).",
-    ]
-)
+READ_AS = """Fed-BAC is run in three readings, which differ in four choices:
+
+| | `paper-figures` | `paper-text` | `fed-bac` |
+| --- | --- | --- | --- |
+| reward of Thompson sampling (C.29) | test data that are reported | the same | validation data |
+| edges choose clusters every (C.21) | round | 20 rounds | 20 rounds |
+| clusters at the start on Fashion-MNIST (C.28) | one for all | one for all | one per edge |
+| the round after a move counts for Thompson sampling (C.30) | yes | yes | no |"""
+RATIOS = """Ratios are geometric means over seeds, and ×/÷ is the geometric standard deviation. A run that never reaches
+its target counts with its whole length, so the ratio is a bound. “>”: it is larger, because HierFAVG misses the target
+in some seed. “<”: it is smaller, because the method does. “~”: both do. “–” or an empty cell: nobody reaches it."""
+ABOUT = {"settings": "settings", "readings": "readings of Fed-BAC", "svhn": "how SVHN was read"}
+OPEN = "Settings that the paper leaves open, the same for all methods"
+AGAIN = """`fedbac reproduce NAME --results results --pages docs/reproduce` runs what is missing of an artefact and
+writes its page; with `--seeds` for more than three seeds, and with `--render-only` for the page alone. Beside each page
+are two files for a spreadsheet: all its numbers, and the evidence for each part of its claims."""
 
 
 def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> list[Path]:
@@ -49,18 +52,30 @@ def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> lis
 
             with _rendering(results):
                 canvas.save(draw(results), folder / f"{name}.svg")
-        path = folder / f"{name}.md"
-        write_whole(path, page(results))
-        written.append(path)
+        for file, text in files(results).items():
+            write_whole(folder / file, text)
+        written.append(folder / f"{name}.md")
     if written:
         write_whole(folder / HOW, how())
     return written
 
 
 def how() -> str:
-    """Return the page of rules: how verdicts are reached, how Fed-BAC is read, and where data differ."""
-    parts = ["# How verdicts are reached", RULES, "## Readings", READ_AS, "## SVHN", FORMAT_1]
+    """Return the page of what holds for all: rules of verdicts, readings of Fed-BAC, ratios, settings, and commands."""
+    sections = {
+        "Readings": READ_AS,
+        "Ratios": RATIOS,
+        "Settings": f"{OPEN}: {_chosen(CALIBRATED)}.",
+        "SVHN": FORMAT_1,
+        "Running it again": AGAIN,
+    }
+    parts = ["# How verdicts are reached", RULES, *(f"## {title}\n\n{text}" for title, text in sections.items())]
     return "\n\n".join(parts) + "\n"
+
+
+def _chosen(settings: Mapping[str, Sequence[str]]) -> str:
+    found = {data: ", ".join(map(code, chosen)) or "the defaults" for data, chosen in settings.items()}
+    return "; ".join(f"{task_name(data, alpha=False)}: {chosen}" for data, chosen in found.items())
 
 
 @contextmanager
@@ -75,26 +90,27 @@ def _rendering(results: Results) -> Iterator[None]:
         ) from error
 
 
-def page(results: Results) -> str:
-    """Return the page of an artefact: verdicts first, then the numbers, then how they were obtained."""
+def files(results: Results) -> dict[str, str]:
+    """Return the page of an artefact, all its numbers and the evidence for each part of its claims, by file name."""
     artefact = ARTEFACTS[results.artefact]
-    parts = [f"# {heading(results)}", _place(artefact, results)]
-    drawn = artefact.figure is not None and results.findings
     with _rendering(results):
         claims, body = artefact.claims(results), artefact.body(artefact, results)
+    name = artefact.name
+    parts = [f"# {heading(results)}", _place(artefact, results)]
+    written = {f"{name}.csv": comma_separated(body.rows)}
     if claims:
+        evidence = f"{name}-evidence.csv"
+        written[evidence] = comma_separated([["claim", "verdict", "evidence"], *evidence_of(claims)])
         parts += [
             "## Verdicts" + (f" ({results.kind.lower()})" if results.changes else ""),
-            f"{tally(claims).capitalize()}.",
+            f"{tally(claims).capitalize()}. [The evidence for each part]({evidence}), "
+            f"[how verdicts are reached]({HOW}).",
             verdict_table(claims),
-            *([details("The evidence for each part", evidence_table(claims))] if any(map(_parted, claims)) else []),
-            f"[How verdicts are reached]({HOW}).",
         ]
-    parts += ["## Numbers", *([f"![{artefact.title}]({artefact.name}.svg)"] if drawn else []), *body]
-    parts += ["## How it was run", _origin(artefact, results)]
-    parts += [f"Fed-BAC is run in [three readings]({HOW}#readings)."] if set(READINGS) & set(artefact.variants) else []
-    parts += [f"[How SVHN was read]({HOW}#svhn)."] if any(task.startswith("svhn") for task in artefact.tasks) else []
-    return "\n\n".join(parts) + "\n"
+    drawn = artefact.figure is not None and results.findings
+    parts += ["## Numbers", *([f"![{artefact.title}]({name}.svg)"] if drawn else []), *body.shown]
+    parts += [f"[All numbers, with spreads and seeds]({name}.csv).", "## How it was run", _origin(artefact, results)]
+    return {f"{name}.md": "\n\n".join(parts) + "\n", **written}
 
 
 def heading(results: Results) -> str:
@@ -144,10 +160,7 @@ def in_short(verdict: Verdict) -> str:
     """Return a verdict's word, and in how many parts or by how much, unless there is nothing to judge by."""
     if verdict.word in {"not run", "too few seeds"}:
         return f"**{verdict.word}**"
-    much = extent(verdict)
-    if verdict.word == "holds":
-        much = much.removeprefix("holds ")
-    return f"**{verdict.word}**, {much}".removesuffix(", ")
+    return f"**{verdict.word}**, {extent(verdict).removeprefix('holds in ')}".removesuffix(", ")
 
 
 def extent(verdict: Verdict) -> str:
@@ -155,14 +168,11 @@ def extent(verdict: Verdict) -> str:
     return verdict.detail.partition(";")[0]
 
 
-def _parted(claim: Claim) -> bool:
-    return claim.verdict.detail != extent(claim.verdict)
-
-
-def evidence_table(claims: Sequence[Claim]) -> str:
-    """Return claims of several parts with the evidence for each part; of others the verdict says everything."""
-    parts = [(claim.text, claim.verdict.detail) for claim in filter(_parted, claims)]
-    return table(["claim", "evidence"], [[text, detail.replace("; ", "<br>")] for text, detail in parts])
+def evidence_of(claims: Sequence[Claim]) -> Iterator[list[str]]:
+    """Go through claims and the evidence for each part of theirs."""
+    for claim in claims:
+        for part in claim.verdict.detail.split("; "):
+            yield [claim.text, claim.verdict.word, part]
 
 
 def _place(artefact: Artefact, results: Results) -> str:
@@ -172,25 +182,25 @@ def _place(artefact: Artefact, results: Results) -> str:
 
 
 def _origin(artefact: Artefact, results: Results) -> str:
-    lines = []
-    if not results.changes:
-        most = max((found.seed + 1 for found in results.findings), default=0)
-        seeds_wanted = f"--seeds {most} " if most > FEWEST_SEEDS else ""
-        command = f"fedbac reproduce {artefact.name} {seeds_wanted}{FROM_RESULTS}"
-        lines += [f"This page is written from `results/{artefact.name}.json`; do not edit it.", ""]
-        lines += ["```", command, f"{command} --render-only", "```", ""]
+    """Return from what a page is written, what was run where, and with which settings."""
     if not results.findings:
-        return "\n".join([*lines, "No run is finished yet."])
-    seeds = sorted({found.seed for found in results.findings})
-    machines = Counter(f"{literal(found.machine)}, trainer {code(found.trainer)}" for found in results.findings)
+        return "No run is finished yet."
+    told = [] if results.changes else [f"Written from `results/{artefact.name}.json` ([how]({HOW}#running-it-again))."]
+    numbers = sorted({found.seed for found in results.findings})
+    seeds = (
+        each(numbers)
+        if len(numbers) < 4 or numbers[-1] - numbers[0] >= len(numbers)
+        else f"{numbers[0]} to {numbers[-1]}"
+    )
+    machines = Counter(f"{literal(found.machine)} (trainer {code(found.trainer)})" for found in results.findings)
     hours = sum(found.seconds for found in results.findings) / 3600
-    lines.append(f"{progress(results)}, seeds {', '.join(map(str, seeds))}, {hours:.1f} hours in total, on:")
-    lines += ["", *(f"- {machine} ({runs_in_words(count)})" for machine, count in sorted(machines.items()))]
-    datasets = {cell.dataset for cell in artefact.cells if cell.calibrated}
-    used = [dataset for dataset in CALIBRATED if dataset in datasets and results.settings]
-    if used:
-        lines += ["", "Settings that the paper leaves open, the same for all methods (others at their defaults):", ""]
-        for dataset in used:
-            chosen = ", ".join(map(code, results.settings.get(dataset, ()))) or "the defaults"
-            lines.append(f"- {task_name(dataset, alpha=False)}: {chosen}")
-    return "\n".join(lines)
+    on = ", ".join(f"{machine}: {runs_in_words(count)}" for machine, count in sorted(machines.items()))
+    told.append(f"{progress(results)}, seeds {seeds}, {hours:.1f} hours in total, on {on}.")
+    usual = {cell.dataset: CALIBRATED[cell.dataset] for cell in artefact.cells if cell.calibrated}
+    chosen = {data: results.settings.get(data, ()) for data in usual}
+    told += [f"{OPEN}: {_chosen(chosen)}."] if results.settings and chosen != usual else []
+    links = {"settings": bool(usual)}
+    links["readings"] = bool(set(READINGS) & set(artefact.variants))
+    links["svhn"] = any(task.startswith("svhn") for task in artefact.tasks)
+    also = ", ".join(f"[{ABOUT[name]}]({HOW}#{name})" for name, there in links.items() if there)
+    return "\n".join([*told, f"See also: {also}."] if also else told)

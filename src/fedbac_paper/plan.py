@@ -34,7 +34,7 @@ REVISIONS = {
 """Rules that have changed, by the kind of policy or of sharing that follows them. The hash of an experiment that uses
 such a kind contains the text, so that runs under the old rule are not found."""
 
-FIRST_NAMES = {"ifca-paper": "ifca"}
+FIRST_NAMES = {"ifca-paper": "ifca", "fed-cam-edges": "fed-cam"}
 """What presets were called when their runs were first hashed and their folders named; both still go by that."""
 
 ALWAYS_STATED = {

@@ -1,5 +1,6 @@
 """Our method beside its rivals, from the runs that ``benchmarks/tuning.py`` keeps."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ LABELS = dict(zip(SETTINGS, (
 """The settings in the head of a wide table."""
 HEADER = ["", *LABELS.values()]
 NOT_RUN = "–"
+SMALL_LEAD, LEVEL = 0.005, 0.0005
+"""A lead that means little on one seed, and a difference that no table shows."""
 YARDSTICK = "hierfavg"
 """The method whose total bytes others are compared with."""
 
 
-def best_points(file: Path, again: Path, seed: int = 0) -> str:
-    """Return a table of all methods and controls: mean over edges / worst edge, in percent, for one seed.
+Runs = Mapping[tuple[str, str], Mapping[str, Any]]
+"""Of each method, by the name in its table, and setting: the run that is shown."""
+
+
+def best_runs(file: Path, again: Path, seed: int = 0) -> Runs:
+    """Return the run of one seed that is shown of each method and control in each setting.
 
     A method is shown with the best of its points that were run in a setting, ours with the same one everywhere. Of one
     that was run again, since it had been weaker than its paper, only those runs count.
@@ -33,6 +40,42 @@ def best_points(file: Path, again: Path, seed: int = 0) -> str:
         counts = shown and row["seed"] == seed
         if counts and row["accuracy"] > found.get(key, {"accuracy": -1})["accuracy"]:
             found[key] = row
+    return found
+
+
+def headline(found: Runs) -> str:
+    """Return where ours leads the rivals that were run, who was not run, and where a control is level."""
+    own, methods = f"`{OURS}`", {method for method, _ in found}
+    rivals = sorted(methods - {own, *CONTROLS.values()})
+    ours = {setting: found[own, setting]["accuracy"] for setting in LABELS if (own, setting) in found}
+    best = {
+        setting: max((found[rival, setting]["accuracy"], rival) for rival in rivals if (rival, setting) in found)
+        for setting in ours
+    }
+    above = {
+        setting: f"{rival} in {SETTINGS[setting]}" for setting, (rate, rival) in best.items() if rate >= ours[setting]
+    }
+    missing = {rival: sum((rival, setting) not in found for setting in ours) for rival in rivals}
+    absent = ", ".join(f"{rival} in {count}" for rival, count in missing.items() if count)
+    small = sum(0 < ours[setting] - rate < SMALL_LEAD for setting, (rate, _) in best.items())
+    level = [
+        SETTINGS[setting]
+        for (method, setting), row in found.items()
+        if method in CONTROLS.values() and setting in ours and row["accuracy"] >= ours[setting] - LEVEL
+    ]
+    told = [
+        f"**On seed 0 {own} has a higher mean accuracy than every rival{' that was run' if absent else ''} in "
+        f"{len(ours) - len(above)} of {len(ours)} settings.**",
+        f"Not ahead of: {', '.join(above.values())}." if above else "",
+        f"Not run: {absent} of them." if absent else "",
+        f"The lead over the best of them is less than {100 * SMALL_LEAD:g} points in {small}.",
+        f"A control is level within {100 * LEVEL:g} points: {'; '.join(level)}." if level else "",
+    ]
+    return "\n" + "\n".join(filter(None, told)) + "\n\n"
+
+
+def best_points(found: Runs) -> str:
+    """Return a table of all methods and controls: mean over edges / worst edge, in percent."""
     methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))
     best = {
         setting: max((row["accuracy"] for (_, other), row in found.items() if other == setting), default=None)
@@ -62,7 +105,7 @@ def cost(*files: Path, seed: int = 0) -> str:
     return f"\n{table(HEADER, [[f'`{OURS}`', *cells]])}\n\n"
 
 
-def _mean(found: dict[tuple[str, str], dict[str, Any]], method: str) -> float:
+def _mean(found: Runs, method: str) -> float:
     """Return what a method is above the mean of all that were run in the same settings."""
     above = [
         row["accuracy"] - _average([other["accuracy"] for (_, there), other in found.items() if there == setting])
@@ -76,7 +119,7 @@ def _average(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _cell(row: dict[str, Any] | None, best: float | None) -> str:
+def _cell(row: Mapping[str, Any] | None, best: float | None) -> str:
     if row is None:
         return NOT_RUN
     mean = f"{100 * row['accuracy']:.1f}"

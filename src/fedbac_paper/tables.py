@@ -1,16 +1,18 @@
 """Tables of the pages: how numbers stand in them, and the tables that several pages share."""
 
+import csv
 import html
+import io
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 
 import numpy as np
 
 from fedbac.errors import visible
 from fedbac.statistics import deviation
-from fedbac_paper.artefact import Artefact
+from fedbac_paper.artefact import Artefact, Body
 from fedbac_paper.paper import look_up, printed_as
 from fedbac_paper.results import Results
 from fedbac_paper.tasks import task_name
@@ -19,7 +21,8 @@ from fedbac_paper.verdicts import Bound, geometric
 NONE = "–"
 ACCURACY = "Distributed accuracy in percent: the mean over seeds of the mean over the last ten rounds."
 SPREADS = ["std over seeds", "std over the last ten rounds"]
-ACCURACY_HEADER = ["method", "paper", "ours", *SPREADS, "difference", "seeds"]
+ACCURACY_HEADER = ["setting", "method", "paper", "paper's ±", "ours", *SPREADS, "difference", "moves", "seeds"]
+"""Moves: how often an edge was assigned to another cluster."""
 OURS = ["ours", "std over seeds", "difference"]
 
 
@@ -36,13 +39,8 @@ def code(text: str) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [list(header), ["---"] * len(header), *map(list, rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def details(summary: str, text: str) -> str:
-    """Return text that is folded away under its summary."""
-    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
+    head, *lines = (f"| {' | '.join(line)} |" for line in (header, *rows))
+    return "\n".join([head, f"|{'---|' * len(header)}", *lines])
 
 
 def fixed(number: float, digits: int = 2) -> str:
@@ -111,48 +109,38 @@ def ratio(ratios: Collection[float], bound: Bound = "") -> str:
     return middle if spread is None else f"{middle} ×/÷ {fixed(spread)}"
 
 
-def accuracy_tables(artefact: Artefact, results: Results) -> list[str]:
-    """Return a table of accuracies for each task."""
-    by_task = {task: _accuracy_rows(artefact, results, task) for task in artefact.tasks}
-    return [
-        f"{ACCURACY}{_uneven(artefact, results)}",
-        *_in_short(artefact, by_task),
-        *(details(task_name(task), table(ACCURACY_HEADER, rows)) for task, rows in by_task.items()),
-    ]
+def comma_separated(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the header first, as a file that other programs read: a minus is a hyphen, nothing an empty cell."""
+    file = io.StringIO()
+    plain = (["" if cell == NONE else cell.replace("−", "-") for cell in row] for row in rows)
+    csv.writer(file, lineterminator="\n").writerows(plain)
+    return file.getvalue()
 
 
-def accuracy_tables_with_moves(artefact: Artefact, results: Results) -> list[str]:
-    """Return the same with how often edges were assigned to another cluster."""
-    moved = "Moves: how often an edge was assigned to another cluster, the mean over seeds."
-    by_task = {task: _accuracy_rows(artefact, results, task) for task in artefact.tasks}
-    parts = [f"{ACCURACY} {moved}{_uneven(artefact, results)}", *_in_short(artefact, by_task)]
-    for task, accuracies in by_task.items():
-        moves = [mean([f.moves for f in results.of(task, v).values()], 1, 1) for v in artefact.variants_on(task)]
-        rows = [[*row, count] for row, count in zip(accuracies, moves, strict=True)]
-        parts.append(details(task_name(task), table([*ACCURACY_HEADER, "moves"], rows)))
-    return parts
+def side_by_side(rows: Sequence[Sequence[str]], column: str, paper: str | None = "paper", title: str = "method") -> str:
+    """Return one number of every method in every setting, the paper's in brackets."""
+    cells = {}
+    for row in rows[1:]:
+        numbers = dict(zip(rows[0], row, strict=True))
+        theirs = numbers[paper] if paper else NONE
+        cells[row[0], row[1]] = numbers[column] if theirs == NONE else f"{numbers[column]} ({theirs})"
+    settings, methods = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
+    shown = [[method, *(cells.get((setting, method), NONE) for setting in settings)] for method in methods]
+    return table([title if paper is None else f"{title}, ours (paper)", *settings], shown)
 
 
-def _in_short(artefact: Artefact, by_task: Mapping[str, Sequence[Sequence[str]]]) -> list[str]:
-    """Return our accuracies in one table, a column for each task; of one task there is nothing to shorten."""
-    if len(by_task) == 1:
-        return []
-    ours = {(task, row[0]): row[2] for task, rows in by_task.items() for row in rows}
-    rows = [[variant, *(ours.get((task, variant), NONE) for task in by_task)] for variant in artefact.variants]
-    return [table(["method, ours", *map(task_name, by_task)], rows), "Spreads, seeds and the paper's numbers:"]
-
-
-def _accuracy_rows(artefact: Artefact, results: Results, task: str) -> list[list[str]]:
-    rows = []
-    for variant in artefact.variants_on(task):
-        runs = list(results.of(task, variant).values())
+def accuracies(artefact: Artefact, results: Results) -> Body:
+    """Return accuracies side by side, and all numbers of each row."""
+    rows = [ACCURACY_HEADER]
+    for cell in artefact.cells:
+        runs = list(results.of(cell.task, cell.variant).values())
         shares = [found.accuracy for found in runs]
-        paper = look_up("accuracy", task, printed_as(variant))
-        spread = look_up("accuracy_pm", task, printed_as(variant))
-        last = mean([found.accuracy_std_last for found in runs])
-        numbers = [paper_number(paper, spread), mean(shares), std(shares), last, difference(shares, paper)]
-        rows.append([variant, *numbers, str(len(runs))])
-    return rows
+        paper, spread = (look_up(key, cell.task, printed_as(cell.variant)) for key in ("accuracy", "accuracy_pm"))
+        spreads = [std(shares), mean([found.accuracy_std_last for found in runs])]
+        numbers = [paper_number(paper), paper_number(spread), mean(shares), *spreads, difference(shares, paper)]
+        moves = mean([found.moves for found in runs], 1, 1)
+        rows.append([task_name(cell.task), cell.variant, *numbers, moves, str(len(runs))])
+    return Body([f"{ACCURACY}{_uneven(artefact, results)}", side_by_side(rows, "ours")], rows)
 
 
 def _uneven(artefact: Artefact, results: Results) -> str:
@@ -164,25 +152,19 @@ def _uneven(artefact: Artefact, results: Results) -> str:
     return ""
 
 
-def small_task_table(artefact: Artefact, results: Results) -> list[str]:
-    """Return the table of an artefact with one task, on the embedded data."""
+def small_task(artefact: Artefact, results: Results) -> Body:
+    """Return the accuracies of an artefact with one task, on the embedded data, and all its numbers."""
     (task,) = artefact.tasks
-    settled = ["moves", "last move in round", "clusters at the end"]
-    header = ["method", "accuracy", *SPREADS, "worst edge", *settled, "GB", "seeds"]
-    rows = []
+    header = ["setting", "method", "accuracy", *SPREADS, "worst edge", "GB", "moves", "last move in round"]
+    rows = [[*header, "clusters at the end", "seeds"]]
     for variant in artefact.variants:
         runs = list(results.of(task, variant).values())
         shares = [found.accuracy for found in runs]
-        last_moves = [found.curve.last_move() if found.curve else None for found in runs]
-        moves, clusters = each([found.moves for found in runs]), each([found.active_clusters for found in runs])
         amount = mean([found.bytes.everything for found in runs], 1e-9)
+        numbers = [mean(shares), std(shares), mean([found.accuracy_std_last for found in runs])]
+        moves = each([found.curve.last_move() if found.curve else None for found in runs])
+        seeds = [each([found.moves for found in runs]), moves, each([found.active_clusters for found in runs])]
         worst = mean([found.edge_min for found in runs])
-        spreads = [std(shares), mean([found.accuracy_std_last for found in runs])]
-        numbers = [mean(shares), *spreads, worst, moves, each(last_moves), clusters, amount]
-        rows.append([variant, *numbers, str(len(runs))])
-    about = (
-        f"{task_name(task)}. Accuracies in percent over the last ten rounds, and gigabytes of all traffic, "
-        "are means over seeds. Moves, the round of the last move and clusters are listed seed by seed. docs/plus.md "
-        "says how fedbac-plus works; docs/decisions/0011-how-fedbac-plus-was-chosen.md says what else was tried."
-    )
-    return [about, table(header, rows)]
+        rows.append([task_name(task), variant, *numbers, worst, amount, *seeds, str(len(runs))])
+    about = f"{task_name(task)}. Accuracies in percent over the last ten rounds and gigabytes are means over seeds."
+    return Body([about, table(rows[0][1:7], [row[1:7] for row in rows[1:]])], rows)

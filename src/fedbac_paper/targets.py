@@ -18,12 +18,8 @@ COUNTS: dict[str, Callable[[Bytes], int]] = {
     "with evaluation and control": lambda sent: sent.everything,
 }
 """What of the traffic is counted; the first is all that the paper counts (C.39)."""
-RATIOS = (
-    "Ratios are geometric means over seeds, and ×/÷ is the geometric standard deviation. A run that never reaches the "
-    "target counts with its whole length, so the ratio is a bound. “>”: the ratio is larger, because HierFAVG misses "
-    "the target in some seed. “<”: it is smaller, because the method does. “~”: both miss it in some seed. “–”: nobody "
-    "ever reaches it."
-)
+RATIOS = "how.md#ratios"
+"""Where the marks of ratios are explained."""
 
 RatioRule = Callable[[list[float], Bound], Verdict]
 """Judges ratios, one per seed, that are perhaps only a bound."""

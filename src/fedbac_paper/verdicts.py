@@ -12,8 +12,6 @@ from fedbac.statistics import FEWEST_SEEDS, LEVEL, gap, holm
 TOLERANCE = 0.1
 MARGIN = 0.01
 """How much lower an accuracy may be and still pass as "not worse"."""
-MOST_SHOWN = 6
-"""Settings of a claim up to which each is named; of more, only those in which it does not hold."""
 
 Word = Literal["holds", "does not hold", "not clear", "too few seeds", "not run"]
 Bound = Literal["", ">", "<", "~"]
@@ -22,22 +20,20 @@ Bound = Literal["", ">", "<", "~"]
 _PERCENT = f"{100 * LEVEL:.0f} %"
 RULES = "\n".join(
     [
-        "- **Comparisons** are made seed by seed. Both sides have the same data, except where two values of α or N "
-        "are compared. A comparison **holds** if the mean of the differences has the claimed sign, and a two-sided t "
-        f"test at {_PERCENT} says that it is not zero. It **does not hold** if the mean has the opposite sign by the "
-        "same test. Otherwise it is **not clear**.",
-        "- **Claims of several parts** hold if each part holds. They do not hold if a part fails after Holm's "
-        "correction for the number of parts that are judged. A part that was not run leaves a claim not clear.",
-        f"- **Errors**: where there is no difference, one is named at most {100 * LEVEL:.0f} times in a hundred. With "
-        "three seeds even a large difference may stay not clear.",
+        "- **Comparisons** are made seed by seed, on the same data except where two values of α or N are compared. One "
+        "**holds** if the mean difference has the claimed sign and a two-sided t test "
+        f"at {_PERCENT} says that it is not zero. It **does not hold** if it has the opposite sign by the same test. "
+        "Otherwise it is **not clear**: with three seeds even a large difference may be.",
+        "- **Claims of several parts** hold if each part holds; “4 of 6” counts those that do. They do not hold if a "
+        "part fails after Holm's correction for the number of parts that are judged. A part that was not run leaves a "
+        "claim not clear.",
         f"- **Seeds**: fewer than {FEWEST_SEEDS} give no verdict.",
         f"- **A printed number** holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: within a factor "
-        f"{1 + TOLERANCE:g}) and the standard error is no larger than that tolerance. **A range** holds if our mean is "
-        "in it or as near to it, with a standard error of at most half the width of range and tolerance together. If "
-        f"our mean is outside, the number does not hold where a two-sided t test at {_PERCENT} tells the two apart, "
-        "and is not clear otherwise. A number can also fail because ours is better than the paper's.",
-        "- **Ratios** are averaged and tested as logarithms. “>” and “<” mark bounds, where a run never reaches its "
-        "target. A bound decides only what lies beyond it.",
+        f"{1 + TOLERANCE:g}) and the standard error is no larger than that. **A range** holds if our mean is in it or "
+        "as near to it, with a standard error of at most half the width of range and tolerance together. Outside, it "
+        f"does not hold where a two-sided t test at {_PERCENT} tells the two apart, and is not clear otherwise. A "
+        "number can also fail because ours is better than the paper's.",
+        "- **Ratios** are averaged and tested as logarithms. A bound decides only what lies beyond it.",
         "- **A yes or no of every seed** holds if it is always yes and does not hold if it is always no. A target that "
         "a method never reaches, although the paper's does, does not hold.",
         f"- **“Not worse”** holds if the {100 - 100 * LEVEL:.0f} % interval of the difference is above "
@@ -153,13 +149,10 @@ def every(parts: Mapping[str, Verdict]) -> Verdict:
     words = {verdict.word for verdict in parts.values()}
     if not words - {"not run"}:
         return Verdict("not run")
-    shown = (
-        parts if len(parts) <= MOST_SHOWN else {n: verdict for n, verdict in parts.items() if verdict.word != "holds"}
-    )
     told = [verdict.word for verdict in parts.values()]
     against = f", refuted in {told.count('does not hold')}" if "does not hold" in told else ""
     count = f"holds in {told.count('holds')} of {len(parts)}{against}; " if len(parts) > 1 else ""
-    detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in shown.items())).removesuffix("; ")
+    detail = (count + "; ".join(f"{name}: {_told(verdict)}" for name, verdict in parts.items())).removesuffix("; ")
     judged = [verdict for verdict in parts.values() if verdict.word in {"holds", "does not hold", "not clear"}]
     if any(holm([verdict.doubt if verdict.word == "does not hold" else 1.0 for verdict in judged])):
         return Verdict("does not hold", detail)

@@ -74,7 +74,7 @@ def test_other_whole_numbers_become_tokens() -> None:
 
 def test_networks_that_cannot_read_tokens_are_refused_before_training() -> None:
     data = sentences()
-    with pytest.raises(ConfigError, match=r"mlp reads numbers, but the examples are tokens .*network="):
+    with pytest.raises(ConfigError, match=r"mlp reads numbers, but the examples are tokens .*use lstm or transformer"):
         fedbac.run("hierfavg", tiny_task(), dataset=data)
     with pytest.raises(ConfigError, match=r"cannot read the token 19 .*its embedding needs more rows"):
         fedbac.run("hierfavg", tiny_task(), dataset=data, network=lambda: Reader(words=10))

@@ -78,6 +78,10 @@ SELECTION: dict[str, tuple[dict[str, Any], str]] = {
     "the wrong length": ({"act": lambda s, m, e, r: np.ones(3, bool)}, "act() returned a mask of shape (3,)"),
     "nobody": ({"act": lambda s, m, e, r: np.zeros(e.size_N.size, bool)}, "act() selected none of 10 clients"),
     "too many": ({"act": everybody}, "at fraction 0.01; expected 1"),
+    "no chance alone": (
+        {"sampling": 0.5, "act": lambda s, m, e, r: e.size_N > 49, "__annotations__": {"sampling": ClassVar[float]}},
+        "act() selected others where clients hold more, but sampling=0.5 says that chance alone selects",
+    ),
     "clients without data": (
         {"act": lambda s, m, e, r: np.arange(e.size_N.size) >= e.size_N.size - max(1, int(s.fraction * 10 + 1e-9))},
         "act() selected clients without training data",

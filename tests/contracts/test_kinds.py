@@ -53,7 +53,7 @@ from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray
 from fedbac.core.world import EQUAL
 from tests.contracts.variants import variants
-from tests.covering import first, of_each_kind
+from tests.covering import of_each_kind
 
 SELECTIONS = variants(SELECTION) | {
     "credit-without-warm-up": CreditThompson(shared=Thompson(warmup=0, initial_accuracy="skip")),
@@ -103,7 +103,7 @@ def test_sharing(policy: Any) -> None:
     assert SHARING.kinds[policy.kind] is type(policy)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+@pytest.mark.parametrize("scheme", of_each_kind(SCHEMES))
 def test_personalization(scheme: Any) -> None:
     check_personalization(scheme)
     assert PERSONALIZATION.kinds[scheme.kind] is type(scheme)
@@ -154,7 +154,8 @@ def test_check_finds_the_column(column: str, monkeypatch: pytest.MonkeyPatch) ->
             check(cls)
 
 
-@pytest.mark.parametrize("num_members", first(1, [1, 2]))
+@pytest.mark.full
+@pytest.mark.parametrize("num_members", [1, 2])
 def test_members_may_be_one_or_two(num_members: int) -> None:
     for kind in SELECTION.builtin:
         check_selection(kind(), num_members)

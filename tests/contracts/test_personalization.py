@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad
 from torch.nn import functional as F
 
@@ -16,6 +16,7 @@ from fedbac.core.parts import (
     Adjusting,
     Anatomy,
     Apply,
+    Extending,
     Part,
     Parts,
     Personalization,
@@ -24,6 +25,7 @@ from fedbac.core.parts import (
     Pull,
     Scope,
     Stepping,
+    extension,
     predict,
 )
 from fedbac.core.requests import Evaluate, Trainer
@@ -33,7 +35,7 @@ from fedbac.engines.adjusting import adjusted
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer, VmapTrainer, make_trainer
 from fedbac.local.stages import stages_of
-from fedbac.models import builder, weights
+from fedbac.models import Build, builder, weights
 from tests.contracts.variants import refuses_change, variants
 from tests.schemes import Branched, InTurns, Layered, Personal
 from tests.support import federate, order
@@ -52,7 +54,6 @@ OTHERS = {
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 K = 3
 TASK = tiny_task(training=Training(epochs=1, batch_size=1000, momentum=0.0, clip_norm=None, weight_decay=0.01))
-build = builder(TASK.network, None, (1, 8, 8), 10, seed=0)
 
 
 class Contrast(Settings):
@@ -88,7 +89,11 @@ every_trainer = pytest.mark.parametrize(
         for kind in TRAINERS
         for name, scheme in (SCHEMES | OTHERS | USERS).items()
         if kind != "native"
-        or not (scheme.terms is None or isinstance(scheme, Stepping) or any(phase.taught for phase in scheme.phases()))
+        or not (
+            scheme.terms is None
+            or isinstance(scheme, Stepping | Extending)
+            or any(phase.taught for phase in scheme.phases())
+        )
     ],
 )
 
@@ -96,15 +101,30 @@ every_trainer = pytest.mark.parametrize(
 OWNERS: dict[Scope, int] = {"cloud": 1, "cluster": K, "edge": K + 1, "client": K + 2}
 
 
+BUILT: dict[str, tuple[Build, nn.Module]] = {}
+
+
+def built(scheme: Any) -> Build:
+    return _built(scheme)[0]
+
+
+def _built(scheme: Any) -> tuple[Build, nn.Module]:
+    if repr(scheme) not in BUILT:
+        build = builder(TASK.network, None, (1, 8, 8), 10, seed=0, extend=extension(scheme))
+        BUILT[repr(scheme)] = build, build(0)
+    return BUILT[repr(scheme)]
+
+
 def anatomy(scheme: Any) -> Anatomy:
-    return Anatomy(scheme, build(0))
+    return Anatomy(scheme, built(scheme)(0))
 
 
 def logits_of(scheme: Any, model: Parts, x: Tensor, terms: tuple[str, ...] | None) -> Tensor:
     """Run a scheme's prediction, or the sum of some of its networks, with plain calls."""
 
     def apply(network: str, z: Tensor) -> Tensor:
-        logits: Tensor = functional_call(build(0), anatomy(scheme).assemble(model, network), (z,))
+        template = _built(scheme)[1]  # none can be made while gradients are taken
+        logits: Tensor = functional_call(template, Anatomy(scheme, template).assemble(model, network), (z,))
         return logits
 
     return predict(scheme, terms, apply, x)
@@ -137,7 +157,7 @@ def test_it_is_a_frozen_scheme_of_its_kind(scheme: Any) -> None:
 
 @every_scheme
 def test_parts_hold_their_layers_a_row_for_each_owner(scheme: Any) -> None:
-    parts, template = scheme.init(build, OWNERS), weights(build(0))
+    parts, template = scheme.init(built(scheme), OWNERS), weights(built(scheme)(0))
     assert list(parts) == list(scheme.parts)
     for part, spec in scheme.parts.items():
         assert tuple(parts[part]) == (anatomy(scheme).weights[part] if spec.networks else tuple(parts[part]))
@@ -150,7 +170,7 @@ def test_parts_hold_their_layers_a_row_for_each_owner(scheme: Any) -> None:
 @every_scheme
 def test_parts_start_the_same_every_time_and_share_no_memory(scheme: Any) -> None:
     """Stacks are written to row by row: rows that shared memory would move together."""
-    first, second = scheme.init(build, OWNERS), scheme.init(build, OWNERS)
+    first, second = scheme.init(built(scheme), OWNERS), scheme.init(built(scheme), OWNERS)
     for part, params in first.items():
         for name, value in params.items():
             assert torch.equal(value, second[part][name])
@@ -166,7 +186,7 @@ def test_a_scheme_says_which_networks_it_sums_or_how_it_predicts(scheme: Any) ->
     else:
         assert set(scheme.terms) <= set(anatomy(scheme).networks)
     x = torch.randn(7, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    parts = shaken(scheme.init(build, OWNERS))
+    parts = shaken(scheme.init(built(scheme), OWNERS))
     one, other = (logits_of(scheme, model_of(scheme, parts, k), x, scheme.terms) for k in (0, 1))
     assert one.shape == (7, 10)
     assert torch.equal(one, other) == all(spec.scope == "cloud" for spec in scheme.parts.values() if spec.networks)
@@ -194,28 +214,28 @@ def federation() -> Federation:
 
 def trainer(kind: str, scheme: Any, federation: Federation) -> Trainer:
     if kind == "loop":
-        return LoopTrainer(build(0), scheme, federation.examples)
+        return LoopTrainer(built(scheme)(0), scheme, federation.examples)
     if kind == "vmap":
-        return VmapTrainer(build(0), scheme, federation.examples, torch.device("cpu"))
+        return VmapTrainer(built(scheme)(0), scheme, federation.examples, torch.device("cpu"))
     if native.missing() is not None:
         pytest.skip("the native kernel was not built")
     runtime = Runtime(device="cpu", trainer="native")
-    return make_trainer(build(0), scheme, federation.examples, runtime)
+    return make_trainer(built(scheme)(0), scheme, federation.examples, runtime)
 
 
 @pytest.mark.parametrize("scheme", USERS.values(), ids=USERS)
 def test_a_scheme_that_is_no_sum_is_kept_from_the_native_kernel(scheme: Any, federation: Federation) -> None:
-    chosen = make_trainer(build(0), scheme, federation.examples, Runtime(device="cpu", workers=1))
+    chosen = make_trainer(built(scheme)(0), scheme, federation.examples, Runtime(device="cpu", workers=1))
     assert isinstance(chosen, LoopTrainer)
     with pytest.raises(ConfigError, match=r"runtime\.trainer"):
-        make_trainer(build(0), scheme, federation.examples, Runtime(device="cpu", trainer="native"))
+        make_trainer(built(scheme)(0), scheme, federation.examples, Runtime(device="cpu", trainer="native"))
 
 
 @pytest.mark.covering
 @every_trainer
 def test_evaluation_is_by_the_schemes_prediction(kind: str, scheme: Any, federation: Federation) -> None:
     """Loss and accuracy of every model on every client's data, as plain calls of the prediction give them."""
-    parts = shaken(scheme.init(build, OWNERS))
+    parts = shaken(scheme.init(built(scheme), OWNERS))
     owners = (0, 2, 1)
     row_V = {part: np.array([row_of(scheme, part, owner) for owner in owners]) for part in parts}
     request = Evaluate(parts, row_V, "train", (3, 0))
@@ -237,7 +257,7 @@ def test_one_step_follows_the_gradient_of_the_schemes_loss(kind: str, scheme: An
     """θ ← θ − η (∇ loss + weight decay · θ + pull), for every part that moves, when a batch is the whole epoch."""
     if isinstance(scheme, Stepping):
         pytest.skip("it takes steps of its own, which tests/identity compares with its paper")
-    model = model_of(scheme, shaken(scheme.init(build, OWNERS)), 1)
+    model = model_of(scheme, shaken(scheme.init(built(scheme), OWNERS)), 1)
     kept = {part: {name: value.clone() for name, value in params.items()} for part, params in model.items()}
     clients, rate = (1, 4), 0.1
     learner = trainer(kind, scheme, federation)

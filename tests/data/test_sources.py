@@ -75,7 +75,10 @@ def test_a_damaged_file_is_named(layout: str, harm: str, tmp_path: Path) -> None
 
 def test_an_npz_without_the_arrays_or_with_odd_labels_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "svhn.npz", x_train=np.zeros(3))
-    with pytest.raises(DataNotFoundError, match=r"svhn.npz cannot be used: it lacks y_train, x_test, y_test; save"):
+    with pytest.raises(
+        DataNotFoundError,
+        match=r"svhn.npz cannot be used: it lacks y_train, x_test, y_test, and has x_train \[3\]; give",
+    ):
         load("svhn", tmp_path)
     x_train, y_train, x_test, y_test = COLOUR
     layouts.write_npz(tmp_path / "svhn.npz", (x_train, y_train + 1, x_test, y_test))
@@ -149,7 +152,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
     for action in (load, fetch):
         with pytest.raises(ConfigError, match="'FashionMNIST'; did you mean 'fashion-mnist'"):
             action("FashionMNIST")
-    with pytest.raises(ConfigError, match="'qwerty'; known: cifar10, fashion-mnist, fashion-mnist-mini, svhn"):
+    with pytest.raises(ConfigError, match="'qwerty'; known: chem97, cifar10, fashion-mnist, fashion-mnist-mini"):
         load("qwerty")
 
 

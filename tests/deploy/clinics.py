@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,7 @@ SMALL = {
     "method.aggregation": "median",  # which must hold all clients at their edge
     "method.step": "adam",  # which the cloud remembers
 }
+PLAIN = {name: SMALL[name] for name in ("task.num_edges", "task.network", "method.selection.fraction")}
 SLIVER = {"task.data_fraction": 0.05, "task.partition.min_edge_test": 5, "task.partition.min_client_samples": 5}
 
 
@@ -63,10 +65,12 @@ def make_clinic(
     method: str = "fed-bac",
     counts: tuple[int, int] = (2, 2),
     min_edges: int = 1,
+    settings: Mapping[str, Any] = SMALL,
+    min_deadline: float = 30.0,
     **more: Any,
 ) -> Clinic:
     """Make a federation of two edges with so many clients, on free ports of this machine."""
-    settings = SMALL | {"task.clients_per_edge": list(counts)}
+    settings = {**settings, "task.clients_per_edge": list(counts)}
     settings |= {f"method.personalization.{name}": value for name, value in more.items()}
     experiment = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings)
     sliver = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings | SLIVER)
@@ -76,7 +80,14 @@ def make_clinic(
         name="clinic",
         cloud=CloudPlace(**cloud),
         edges=tuple(EdgePlace(**edge, clients=count) for edge, count in zip(edges, counts, strict=True)),
-        deploy=DeploySettings(heartbeat=1, deadline=60, min_edges=min_edges, min_clients=1, transport=transport),
+        deploy=DeploySettings(
+            heartbeat=1,
+            deadline=60,
+            min_deadline=min_deadline,
+            min_edges=min_edges,
+            min_clients=1,
+            transport=transport,
+        ),
         experiment=experiment.model_dump(mode="json"),
     )
     return Clinic(FederationFolder.init(folder / "clinic", config), folder / "data", experiment)

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 from fedbac.core.parts import Parts
-from fedbac.core.requests import Evaluate, Measured, Train, Trained
+from fedbac.core.requests import Average, Evaluate, Measured, Train, Trained
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.messages import read_measured, read_trained, sent
 from fedbac.deploy.protocol.wire import ROOM, WireError, decode
 from fedbac.deploy.roles import enrolment
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
-from fedbac.deploy.roles.clients import Clients
-from fedbac.deploy.roles.edges import RelayReach, RemoteEdges, lost_measurements, lost_report
+from fedbac.deploy.roles.clients import Clients, Updates
+from fedbac.deploy.roles.edges import RelayReach, Remote, lost_measurements, lost_report
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
 from fedbac.deploy.settings import Members
 from fedbac.errors import DeployError
@@ -39,10 +39,10 @@ RUNS: tuple[tuple[str, ...], ...] = (
     ("fed-bac", "method.links.client_down.kind=eight_bits", "method.links.cloud_up.kind=eight_bits"),
     ("ditto", "task.training.momentum_state=persist"),
     ("phe-fl-kd",),
-    ("cfl-clients",),
+    ("cfl",),
     ("oort", "method.links.client_up.kind=top_k"),
     ("hierfavg", "method.links.cloud_down.kind=top_k", "method.links.cloud_up.kind=top_k"),
-    ("fedper",),
+    ("fedper-edges",),
     ("fedavg", "method.links.client_up=[clip, top_k, eight_bits]"),
 )
 """Each has something in its messages that the others have not."""
@@ -255,12 +255,15 @@ def _as_answer(
     holder.charter = charter
     holder.__dict__["trainer"] = Keeping(charter)
     holder.answer(data)
-    clients = Strict(charter, reach)
+    clients = Strict(charter, reach, federation.folder)
 
     def read(changed: bytes) -> object:
         reach.answer = changed
         request = asked[0]
-        return clients._trained(request)[0] if kind == "fit" else clients.evaluate(request)
+        if kind != "fit":
+            return clients.evaluate(request)
+        keep = frozenset(charter.owners.without(request.bank, "client"))
+        return clients._trained(Average(request, np.ones(1, dtype=np.int64), keep), Updates(federation.folder))[0]
 
     return read
 
@@ -340,7 +343,7 @@ def _answers_of_edges(
             def relayed(changed: bytes, number: int = number) -> object:
                 children = MemoryChildren({f"edge-{number}": lambda payload, gone: changed})
                 rest = (charter, children, federation.deploy, lambda text: None, lambda: False)
-                reach = RelayReach(RemoteEdges(*rest))
+                reach = RelayReach(Remote(*rest))
                 return reach.ask({charter.clients[number][0]: b"x"}), reach.ask_edges({number: b"x"})
 
             yield Target("relayed at the cloud", answer, relayed)

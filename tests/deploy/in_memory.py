@@ -1,5 +1,6 @@
 """A federation in one process: the real roles, with calls where links would be; and the same data for the simulator."""
 
+import hashlib
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,22 @@ from fedbac.runs.store import Run, RunFolder
 CPU = Runtime(device="cpu", workers=1)
 ELSEWHERE = Runtime(engine="federation", device="cpu", workers=1)
 Answer = Callable[[bytes, threading.Event], bytes]
+
+
+class Signing:
+    """Signs as anybody: who proves whom is tested with kits."""
+
+    certificate = bytes(470)
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def sign(self, content: bytes) -> bytes:
+        return hashlib.sha256(content).digest()
+
+    def check(self, place: int, certificate: bytes, content: bytes, signature: bytes) -> None:
+        assert 0 < place <= len(self.names)
+        assert (certificate, signature) == (self.certificate, self.sign(content))
 
 
 class MemoryChildren:
@@ -123,7 +140,8 @@ class MemoryFederation:
         site = self.sites[name]
         assert site.edge is not None
         source, state = str(self.folder / "data" / name), self.folder / "state" / name
-        holder = DataHolder(name, site.number, site.edge, site.role == "client", source, state, CPU)
+        who = (name, site.number, site.edge, site.role == "client")
+        holder = DataHolder(*who, source, state, CPU, lambda terms: Signing(terms.names))
         self.shops[name] = holder
         return holder
 
@@ -152,10 +170,8 @@ class MemoryFederation:
         anyway, moved = self.accept_rollback, self.members.moved
         who = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped)
         rest = (*who, records, anyway, moved, declined)
-        if self.experiment.method.topology.tiers == 2:
-            self.remote = RemoteClients(self.folder / "state" / "cloud", *rest)
-        else:
-            self.remote = RemoteEdges(*rest)
+        kind = RemoteClients if self.experiment.method.topology.tiers == 2 else RemoteEdges
+        self.remote = kind(self.folder / "state" / "cloud", *rest)
         return self.remote
 
     def play_on(self, folder: Path, refreshed: Sequence[str] = ()) -> Generator[dict[str, Any], None, Run]:

@@ -89,6 +89,7 @@ def edge(
     port: int = 0,
     heartbeat: float = HEARTBEAT,
     limit: int = LIMIT,
+    folder: Path | None = None,
 ) -> Iterator[Edge]:
     """Yield a parent that listens."""
     greeted: list[tuple[str, bytes]] = []
@@ -98,7 +99,13 @@ def edge(
         return greet(name, hello)
 
     children = GrpcChildren(
-        f"127.0.0.1:{port}", identities.of(EDGE), CHILDREN, noting, heartbeat=heartbeat, limit=limit
+        f"127.0.0.1:{port}",
+        identities.of(EDGE),
+        CHILDREN,
+        noting,
+        heartbeat=heartbeat,
+        limit=limit,
+        folder=folder,
     )
     try:
         yield Edge(children, greeted)

@@ -16,6 +16,8 @@ class Proxy:
         self._to = to
         self._rate = rate
         """Bytes a second, each way."""
+        self.heard = bytearray()
+        """All that was passed on, both ways."""
         self._passing = threading.Event()
         self._passing.set()
         self._closed = False
@@ -80,6 +82,7 @@ class Proxy:
                 if self._rate is not None:
                     time.sleep(len(piece) / self._rate)
                 self._passing.wait()
+                self.heard += piece
                 sink.sendall(piece)
         for one in (source, sink):
             with suppress(OSError):

@@ -104,7 +104,10 @@ def test_status_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("doing", "later", "first"),
-    [("playing", 30, "cloud: playing (not running: last heard 30 s ago)"), ("finished", 1, "cloud: finished")],
+    [
+        ("playing", 30, "cloud: playing (not running: last heard 30 s ago)"),
+        ("finished", 1, "cloud: finished; the run has ended"),
+    ],
 )
 def test_nobody_is_said_to_be_where_no_cloud_is(doing: str, later: float, first: str) -> None:
     lines = described(CLOUD_STATUS | {"doing": doing}, NOW + later)

@@ -214,6 +214,7 @@ def _claims(
     assert children.present() == frozenset()
 
 
+@pytest.mark.full
 def test_a_child_takes_no_parent_of_an_authority_that_does_not_prove_it(
     clinic: FederationFolder, hospital: Organization, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +245,7 @@ def test_the_name_is_in_the_san_or_without_one_in_the_cn(clinic: FederationFolde
     assert "the certificate is not for clientAuth, as that of a site of role client must be" in refusal(kit)
 
 
+@pytest.mark.full
 def test_a_chain_must_lead_to_the_authority_through_authorities(
     clinic: FederationFolder, hospital: Organization, stranger: Organization
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_key_among_certificates_goes_nowhere(
         clinic.renew()
 
 
+@pytest.mark.full
 def test_the_issuing_authority_alone_can_be_trusted(clinic: FederationFolder, hospital: Organization) -> None:
     (clinic.path / "hospital-a.pem").write_bytes(pem(hospital.issuing))
     clinic.renew()
@@ -319,6 +322,7 @@ def test_our_authority_signs_nothing_for_a_site_of_another(clinic: FederationFol
         clinic.sign([file])
 
 
+@pytest.mark.full
 def test_nvflare_s_kits_are_proven_the_same_way(
     clinic: FederationFolder, hospital: Organization, stranger: Organization
 ) -> None:
@@ -358,6 +362,7 @@ def test_a_federation_file_that_names_authorities_wrongly(external: object, prob
     assert problem in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_missing_file_is_named_and_show_says_whose_certificates_are_elsewhere(
     clinic: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -373,6 +378,7 @@ def test_a_missing_file_is_named_and_show_says_whose_certificates_are_elsewhere(
     assert "hospital-a.pem: the file is missing" in fedbac("federation", "renew", "clinic", code=2)
 
 
+@pytest.mark.full
 def test_a_site_signs_its_models_with_a_key_of_its_organization(
     clinic: FederationFolder, stranger: Organization, tmp_path: Path
 ) -> None:

@@ -221,7 +221,8 @@ def test_what_one_client_says_of_its_data_is_not_quoted_to_the_cloud(
         return encode("facts", lie(facts), {})
 
     links.answers[FIRST] = answer
-    payload = encode("enroll", {"experiment": federation.experiment.model_dump(mode="json"), "only": []}, {})
+    plain = federation.experiment.model_dump(mode="json")
+    payload = encode("enroll", {"experiment": plain, "only": [], "without": []}, {})
     said = federation.edges[EDGE].answer(payload, threading.Event())
     assert FIRST in decode(said, ("roster",)).head["reasons"]
     assert SECRET.encode() not in said
@@ -257,6 +258,7 @@ def load():
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_loader_that_fails_while_the_federation_runs_tells_the_row_to_nobody_but_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -4,7 +4,9 @@ import base64
 import re
 import stat
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -235,3 +237,28 @@ def test_a_new_edge_gets_an_address_that_is_free(fedbac: Shell, tmp_path: Path) 
     config = FederationFolder.load(tmp_path / "h").config
     found = [edge.address for edge in config.edges]
     assert found == ["b.org:8444", "c.org:8444", "b.org:8443", "b.org:8445", "b.org:8446"]
+
+
+def test_two_commands_at_once_lose_nothing(fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one begins while the first has read federation.yaml, and not yet written it."""
+    fedbac("federation", "init", "hospital", *SIZES)
+    change = FederationFolder.change
+
+    def hurry() -> None:
+        with FederationFolder.locked(tmp_path / "hospital"):
+            folder = FederationFolder.load(tmp_path / "hospital")
+            deploy = folder.config.deploy.model_copy(update={"deadline": 77.0})
+            change(folder, folder.config.model_copy(update={"deploy": deploy}))
+
+    second = threading.Thread(target=hurry)
+
+    def slow(folder: FederationFolder, *changed: Any) -> list[str]:
+        second.start()
+        second.join(0.5)
+        return change(folder, *changed)
+
+    monkeypatch.setattr(FederationFolder, "change", slow)
+    fedbac("federation", "add", "hospital", "--edge", "0", "--clients", "2")
+    second.join()
+    config = FederationFolder.load(tmp_path / "hospital").config
+    assert ([edge.clients for edge in config.edges], config.deploy.deadline) == ([4, 3], 77)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from fedbac.deploy.transports.base import Refusal
+from fedbac.deploy.transports.base import Answered, Refusal
 from fedbac.deploy.transports.grpc.common import LARGEST_HELLO, ticks
 from fedbac.deploy.transports.grpc.parent import GrpcParent
 from fedbac.errors import DeployError
@@ -376,7 +376,7 @@ def test_many_calls_at_once_get_each_its_own_answer(identities: Identities) -> N
             stack.enter_context(child(identities.of(name), parent.address, name))
         parent.wait_for(FIRST, SECOND)
 
-        def ask(name: str) -> list[tuple[dict[str, bytes], dict[str, str]]]:
+        def ask(name: str) -> list[Answered[str]]:
             return [parent.children.call({name: f"{name} {turn}".encode()}, PATIENCE) for turn in range(50)]
 
         with ThreadPoolExecutor(2) as pool:

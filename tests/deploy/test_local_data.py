@@ -61,7 +61,7 @@ def test_a_function_gives_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     assert read_local("hospital_data:ours").size("train") == 4
     for source, match in (
-        ("hospital_data:broken", "must return arrays by name, not a list"),
+        ("hospital_data:broken", "must return arrays by name or a fedbac.Dataset, not a list"),
         ("hospital_data:failing", "hospital_data:failing failed with OSError: the database is down; mend it"),
         ("hospital_data:theirs", "hospital_data:theirs is not there .* name it as package.module:name"),
         ("no_such_module_here:ours", "no_such_module_here:ours is not there"),
@@ -98,7 +98,7 @@ def test_pickled_arrays_are_refused_and_run_nothing(tmp_path: Path, caplog: pyte
     np.save(tmp_path / "folder" / "x_train.npy", objects)
     (tmp_path / "plain.npz").write_bytes(pickle.dumps(Harm()))
     for name, file in (("objects.npz", "objects.npz"), ("folder", "x_train.npy"), ("plain.npz", "plain.npz")):
-        with pytest.raises(DeployError, match=rf"{file} cannot be read .*write plain numbers"):
+        with pytest.raises(DeployError, match=rf"{file} cannot be used: .*write plain numbers"):
             read_local(str(tmp_path / name))
     assert "unpickled" not in caplog.text
 
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "cut.npz", **arrays())
     whole = (tmp_path / "cut.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DeployError, match=r"cut.npz cannot be read"):
+    with pytest.raises(DeployError, match=r"cut.npz cannot be used: it is damaged"):
         read_local(str(tmp_path / "cut.npz"))
 
 

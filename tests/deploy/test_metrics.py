@@ -4,6 +4,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -12,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedbac.deploy import metrics
-from fedbac.deploy.metrics import FAMILIES, Metrics, check_loopback, monitored
+from fedbac.deploy.metrics import FAMILIES, MOST_READERS, Metrics, check_loopback, monitored
 from fedbac.deploy.pki.kits import FederationFolder
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import encode
@@ -21,6 +23,7 @@ from fedbac.deploy.trial import free_ports
 from fedbac.errors import ConfigError, DeployError
 from tests.deploy.folders import make
 from tests.deploy.in_memory import MemoryChildren
+from tests.deploy.links import eventually
 from tests.test_cli import Shell
 
 NEVER = threading.Event()
@@ -122,6 +125,46 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
                 monitored(**where, certificate=tmp_path),
             ):
                 pass
+
+
+def ended(connection: socket.socket) -> bool:
+    """Say one more letter; return whether the other end has closed."""
+    connection.setblocking(False)
+    try:
+        connection.send(b"a")
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def has_ended(connections: list[socket.socket], count: int) -> bool:
+    return sum(map(ended, connections)) >= count
+
+
+def test_whoever_opens_many_connections_takes_few_files_of_the_site(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Any user of the machine can; and without files the site could keep no message and no round."""
+    first, second = free_ports(2)
+    with monitored(f"127.0.0.1:{first}", f"127.0.0.1:{second}", tmp_path / "site.crt"), ExitStack() as stack:
+        for port in (first, second):
+            address = ("127.0.0.1", port)
+            held = [stack.enter_context(socket.create_connection(address)) for _ in range(MOST_READERS + 20)]
+            held[0].sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            eventually(partial(has_ended, held, 20))
+        stack.close()
+
+        def told() -> bool:
+            with suppress(OSError):
+                return b"fedbac_info" in urllib.request.urlopen(f"http://127.0.0.1:{first}/metrics").read()
+            return False
+
+        eventually(told)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_metrics_and_health_are_served_until_the_site_ends(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from fedbac.presets.tasks import TASKS
 from fedbac.runs.models import Models
 from fedbac.runs.play import finish
 from fedbac.runs.store import RunFolder
-from tests.covering import presets
+from tests.covering import first, presets
 from tests.deploy.folders import make
 from tests.deploy.in_memory import MemoryFederation
 from tests.deploy.small import COUNTS, Small, small
@@ -75,7 +75,7 @@ def logits(model: Models | Given, x: Tensor, **whose: int) -> Tensor:
     return said
 
 
-@pytest.mark.parametrize("preset", presets("topology", "personalization"))
+@pytest.mark.parametrize("preset", presets("topology"))
 def test_the_models_of_all_sites_are_the_simulators(preset: str, tmp_path: Path) -> None:
     policies = METHODS[preset](TASKS["demo"])
     few = ["method.selection.fraction=0.4"] * hasattr(policies.selection, "fraction")  # some are never selected
@@ -122,7 +122,7 @@ def fedbac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 NAMES = ("cloud", "edge-1", "edge-1-client-0")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first(1, NAMES))
 def test_a_file_with_its_card_leaves_every_kit(name: str, fedbac: Shell, tmp_path: Path, played: Any) -> None:
     """And the lines of the page load it in plain torch."""
     tiny, federation, clinic = played
@@ -246,7 +246,7 @@ def test_the_model_of_a_site_that_was_revoked_is_refused(carded: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda content: content[:-9], flipped, lambda content: b"", lambda content: b"x" * 99]
+    "change", first(2, [lambda content: content[:-9], flipped, lambda content: b"", lambda content: b"x" * 99])
 )
 def test_a_kept_model_that_is_damaged_is_refused(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
     federation = small("fed-bac", rounds=1).federation(tmp_path)
@@ -280,7 +280,7 @@ def test_cards_of_all_sites_of_a_run_name_the_same_data_and_those_of_another_run
 
 
 def test_whose_model_a_site_has(tmp_path: Path) -> None:
-    federation = small("ifca-clients", rounds=1).federation(tmp_path)
+    federation = small("ifca", rounds=1).federation(tmp_path)
     federation.run(tmp_path / "run")
     with refused("every client has a model of its own; give client=2 to 4"):
         given(federation, "edge-1")
@@ -338,7 +338,7 @@ def test_who_was_not_there_gets_its_model_when_the_cloud_is_started_again(
 
 def test_a_cloud_that_sends_a_model_of_others_is_not_believed(tmp_path: Path) -> None:
     """Rows and parts are checked as those of every message are; what was kept stays."""
-    tiny = small("fedper", rounds=1)
+    tiny = small("fedper-edges", rounds=1)
     federation = tiny.federation(tmp_path)
     run = federation.run()
     handler = federation.edges["edge-0"].handler

@@ -84,9 +84,8 @@ def test_a_new_hospital_joins_in_the_second_month_and_takes_a_model_home(tmp_pat
     )
     assert run.records[-1]["accuracy"] > 0.6
     charters = {name: (tmp_path / f"{name}.log").read_text() for name in ("edge-1", "edge-1-client-2")}
-    hashes = [set(re.findall(r"epoch 3 \(charter (\w+)\)", text)) for text in charters.values()]
-    assert len(hashes[0]) == 1
-    assert hashes[0] == hashes[1]  # everybody works under the same terms
+    terms = {re.findall(r"epoch \d+ \(charter (\w+)\)", text)[-1] for text in charters.values()}
+    assert len(terms) == 1, "everybody works under the same terms"
 
     out = tmp_path / "model.pt2"
     fedbac("model", str(kits / "edge-1-client-2"), "--out", str(out))

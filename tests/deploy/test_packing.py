@@ -71,8 +71,8 @@ def weigh(federation: MemoryFederation) -> list[Weighed]:
 @pytest.mark.parametrize(
     ("up", "down"),
     [
-        ("top_k", "top_k"),
-        ("eight_bits", "eight_bits"),
+        pytest.param("top_k", "top_k", marks=pytest.mark.full),
+        pytest.param("eight_bits", "eight_bits", marks=pytest.mark.full),
         ("[clip, {kind: noise, multiplier: 0.01}, top_k, eight_bits]", "[top_k, eight_bits]"),
         ("[clip, {kind: noise, multiplier: 0.01}]", "null"),
     ],

@@ -3,10 +3,12 @@
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,9 @@ def test_of_what_grpc_writes_only_failed_handshakes_are_taken(
         HEAD + b"posix.cc:1] something else\n",
     ):
         explainer.take(line)
+    explainer.take(HEAD + b"ssl_transport_security.cc:3238] No match found for server name: evil\n")
+    explainer.take(HEAD + b"posix.cc:1] as a stranger wishes\n", first=False)
+    explainer.take(bad + b"as a stranger wishes" + ARGS, first=False)
     assert passed == [b"a line of somebody else\n", *[HEAD + b"posix.cc:1] something else\n"] * 2]
     assert [message.partition(" was refused: ")[0] for message in caplog.messages] == ["[2001:db8::1]:42768"] * 3
     first, second, third = (message.partition(" was refused: ")[2] for message in caplog.messages)
@@ -152,6 +157,58 @@ def test_of_what_grpc_writes_only_failed_handshakes_are_taken(
     assert "\x1b" not in second
     assert third.startswith("it broke off before it was known who it is (UNAVAILABLE: Socket closed")
     assert refused.counts == {"certificate": 2, "no_tls": 1}
+
+
+def forged(name: bytes) -> bytes:
+    """Return the beginning of a TLS handshake that asks for a name which is none."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["h2"])
+    stands = ".".join(["a" * 50] * 3)
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=stands)
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read().replace(stands.encode(), name.ljust(len(stands), b"x"))
+
+
+def grown(log: Path, before: bytes) -> bool:
+    return log.read_bytes() != before
+
+
+SAYS = """
+import logging, sys
+from fedbac.deploy.transports.handshakes import explained
+with explained():
+    logging.basicConfig(level="INFO")
+    from tests.deploy.test_refusals import *
+    with edge(Identities(Path(sys.argv[1])), heartbeat=60) as parent:
+        print(parent.children.port, flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.full
+def test_a_stranger_writes_no_line_of_its_own_into_a_log(tmp_path: Path) -> None:
+    """gRPC quotes the name that it asks for, whatever is in it."""
+    words = [sys.executable, "-c", SAYS, str(tmp_path / "edge")]
+    entry, address = b"\nE1118 1:1 1 ", b"grpc.internal.endpoint_peer_address=ipv4:192.0.2.6:6"
+    traced = entry + b"handshaker.cc:1] grpc.server_handshake_timeout_ms= " + address + b", error=a"
+    names = (b"a.org", b"evil\nINFO: all is well \x1b[31m", entry + b"x.cc:1] all is well", traced)
+    log, pipe = tmp_path / "log", subprocess.PIPE
+    with log.open("wb") as out, subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=out) as site:
+        assert site.stdout is not None
+        port = int(site.stdout.readline())
+        for name in names:
+            before = log.read_bytes()
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(forged(name))
+                assert stranger.recv(1), "it was heard"
+            eventually(partial(grown, log, before))
+        site.communicate()
+    said = log.read_bytes()
+    assert said.count(b"127.0.0.1:") == len(names), said
+    for theirs in (b"all is well", b"evil", b"a.org", b"\x1b", b"192.0.2.6"):
+        assert theirs not in said
 
 
 def test_without_grpc_s_trace_its_own_lines_pass(caplog: pytest.LogCaptureFixture) -> None:

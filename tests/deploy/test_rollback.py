@@ -19,14 +19,14 @@ PERSIST = "task.training.momentum_state=persist"
 ADVICE = r"fedbac cloud KIT --accept-rollback$"
 KEPT = {
     "a client's network": ("ditto", FIRST),
-    "an edge's head": ("fedper", "edge-0"),
+    "an edge's head": ("fedper-edges", "edge-0"),
     "momentum": ("hierfavg", FIRST, PERSIST),
     "momentum without edges between": ("fedavg", FIRST, PERSIST),
 }
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("own-*"))}
 
 
 def state(federation: MemoryFederation, site: str) -> Path:
@@ -59,7 +59,7 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
     assert f"the run continues after round {copied}, but the state it has kept is of round 9" in caplog.text
     assert "restore this folder, or the newest run folder of the cloud" in caplog.text
 
-    oldest = min(state(federation, site).iterdir()).read_bytes()
+    oldest = min(state(federation, site).glob("own-*")).read_bytes()
     federation.accept_rollback = True
     playing = federation.play(tmp_path / "backup", enrolled)
     next(playing)
@@ -87,7 +87,7 @@ def test_a_site_that_lost_its_state_stops_the_run_until_it_is_back(case: str, da
     if damage == "lost":
         shutil.rmtree(state(federation, site))
     else:
-        newest = max(state(federation, site).iterdir())
+        newest = max(state(federation, site).glob("own-*"))
         newest.write_bytes(newest.read_bytes()[:100])
     is_now = "gone" if damage == "lost" else "of round 1"
     says = rf"{site} cannot continue after round 2: its state is {is_now}\. Restore its state folder; or .*{ADVICE}"
@@ -109,6 +109,7 @@ def test_a_site_that_lost_its_state_stops_the_run_until_it_is_back(case: str, da
     assert len(federation.run(tmp_path / "again", enrolled).records) == 4
 
 
+@pytest.mark.full
 def test_a_client_that_never_trained_lacks_nothing(tmp_path: Path) -> None:
     """Nor does one whose only training did not count."""
     tiny = small("scaffold", "method.selection.fraction=0.4", rounds=6)

@@ -11,7 +11,7 @@ import torch
 
 from fedbac.clustering import Fixed
 from fedbac.config.experiment import Method, Training
-from fedbac.core.aggregation import BLOCK
+from fedbac.core.aggregation import BLOCK, EdgeAverage
 from fedbac.core.parts import Parts, Personalization
 from fedbac.core.requests import Average, Evaluate, Train
 from fedbac.engines import Prefetching
@@ -35,6 +35,7 @@ def test_a_guess_has_the_bits_of_the_average_and_shows_whether_weights_are_finit
     bank = {part: {"w": torch.zeros(int(row_C[part].max()) + 1, 7)} for part in parts}
     request = Average(Train(tuple(range(num)), bank, row_C, 1, 0, 0.1), rng.integers(1, 500, num))
     plain = average_of(request)
+    assert isinstance(plain, EdgeAverage)
     plain.add(parts, np.ones(num))
     if broken:
         parts["own"]["w"][3, 2] = np.nan

@@ -126,7 +126,7 @@ def test_a_round_in_which_a_client_fails_is_measured_and_scored_again() -> None:
     assert diary.used == [round_ for round_ in diary.expected if not failed[round_ - 1]]
 
 
-@pytest.mark.parametrize("room", [4, 1])
+@pytest.mark.parametrize("room", first(1, [4, 1]))
 def test_where_memory_runs_out_clients_come_in_chunks_and_nothing_is_guessed(room: int) -> None:
     experiment, federation = setting()
     plain, states = played(experiment, federation, loop(experiment, federation))
@@ -142,6 +142,7 @@ def test_where_memory_runs_out_clients_come_in_chunks_and_nothing_is_guessed(roo
     assert busy == [0] * NUM_ROUNDS, "what is in chunks is scored when it is done"
 
 
+@pytest.mark.full
 def test_scores_that_find_no_room_beside_the_training_are_made_after_it() -> None:
     experiment, federation = setting()
     plain, states = played(experiment, federation, loop(experiment, federation))
@@ -224,6 +225,7 @@ def test_a_finished_run_is_not_played_on() -> None:
     assert list(playing(experiment, federation, Diary(loop(experiment, federation)), states[-1])) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_caller_s_time_counts_only_where_a_device_trains_in_it(ahead: bool) -> None:
     experiment, federation = setting()
@@ -262,6 +264,7 @@ def test_networks_that_came_back_are_gone_when_the_next_round_begins() -> None:
     assert alive == [0] * NUM_ROUNDS
 
 
+@pytest.mark.full
 def test_what_clients_came_back_with_is_gone_when_edges_measure() -> None:
     """A device has room for the clients in training or for what is measured, not always for both."""
     experiment, federation = setting()

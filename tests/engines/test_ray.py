@@ -38,7 +38,11 @@ pytestmark = [
 ]
 
 INPUTS = Inputs(dataset=toy(size=8))
-ROBUST = ("method.aggregation=median", "method.step=momentum")
+ROBUST = (
+    "method.aggregation={kind: median, before: bucketing}",
+    "method.step=momentum",
+    "task.world.liars={attack: min_max, clients: 0.5}",
+)
 EXPERIMENT = configure(
     "fed-bac",
     worker.TASK.model_copy(update={"rounds": 6, "num_edges": 3}),

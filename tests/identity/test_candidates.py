@@ -104,6 +104,7 @@ def test_what_was_not_measured_is_no_alternative() -> None:
     assert lowest_loss(loss_NK, np.array([0, 1, 2]), 0.95).tolist() == [2, 3, 2]
 
 
+@pytest.mark.full
 def test_lowest_loss_finds_planted_groups_with_two_candidates() -> None:
     """One cluster more than groups, labels drawn at random: each look may be the wrong one, but the next may not."""
     policy = LowestLoss(num_clusters=4, period=1, threshold=1.0, start_labels="random", candidates=2)

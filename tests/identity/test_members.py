@@ -72,12 +72,13 @@ def test_clients_that_follow_their_edge_give_the_numbers_of_edges(topology: str)
     assert clients.records[-1]["accuracy_per_edge"] == pytest.approx(edges.records[-1]["accuracy_per_edge"], abs=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("topology", [{}, {"topology": Flat()}], ids=["hierarchical", "flat"])
 def test_lowest_loss_of_clients_recovers_groups_that_cut_through_edges(topology: dict[str, Flat]) -> None:
     data, _, _ = planted_groups(9, 4, 3, seed=1, train=20, validation=5, test=40)
     shards, group_N = regrouped(1)
     method = Method(
-        name="ifca",
+        name="ifca-edges",
         unit="client",
         clustering=LowestLoss(num_clusters=4, period=1, threshold=1.0, start_labels="random"),
         personalization=PerCluster(cluster_init="distinct"),
@@ -94,7 +95,7 @@ def test_updates_of_clients_are_compared_one_by_one() -> None:
     data, _, _ = planted_groups(9, 4, 3, seed=2, train=20, validation=5, test=40)
     shards, group_N = regrouped(2)
     splits = CosineSplits(first_split=1, epsilon_1=100.0, epsilon_2=0.0)
-    method = Method(name="cfl", unit="client", clustering=splits, personalization=PerCluster())
+    method = Method(name="cfl-edges", unit="client", clustering=splits, personalization=PerCluster())
     played = play(method, data, shards, network=Perceptron(hidden=()), num_rounds=4, seed=2)
     assert pure(played.end.label_N, group_N)
     one_model = sum(value[0].numel() for value in played.end.parts["cluster"].values())
@@ -103,7 +104,7 @@ def test_updates_of_clients_are_compared_one_by_one() -> None:
 
 def test_who_is_not_asked_stays() -> None:
     method = Method(
-        name="ifca",
+        name="ifca-edges",
         unit="client",
         clustering=LowestLoss(num_clusters=2, period=1, threshold=1.0),
         selection=Random(fraction=0.4),

@@ -25,6 +25,7 @@ from fedbac.presets.methods import METHODS
 from fedbac.selection import Random
 from fedbac.sharing import TowardsMean
 from fedbac.topology import Hierarchical
+from tests.covering import first
 from tests.support import (
     PLAIN_SGD,
     OnlyClusterMoves,
@@ -171,13 +172,13 @@ def test_clients_with_the_same_data_and_a_single_batch_are_one_client() -> None:
 
 
 def test_ifca_with_one_cluster_is_hierfavg() -> None:
-    method = Method(name="ifca", clustering=LowestLoss(num_clusters=1, period=1), personalization=PerCluster())
+    method = Method(name="ifca-edges", clustering=LowestLoss(num_clusters=1, period=1), personalization=PerCluster())
     clustered, plain = (play(m, DATA, UNEVEN, training=RICH) for m in (method, HIERFAVG))
     assert distance(one_network(clustered, "cluster"), one_network(plain)) == 0
     assert without(clustered.records) == without(plain.records), "bytes too: with one cluster nothing is measured"
 
 
-@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize("fraction", first(1, [0.5, 1.0]))
 def test_additive_with_a_residual_frozen_at_zero_is_hierfavg(fraction: float) -> None:
     selection = Random(fraction=fraction)
     frozen = Method(name="f=0", clustering=Fixed(), selection=selection, personalization=OnlyGlobalMoves())
@@ -191,7 +192,10 @@ def test_additive_with_a_residual_frozen_at_zero_is_hierfavg(fraction: float) ->
         assert one == other
 
 
-@pytest.mark.parametrize(("threshold", "period"), [(1.0, 1), (0.9, 1), (1.0, 2)])
+@pytest.mark.parametrize(
+    ("threshold", "period"),
+    [(1.0, 1), *(pytest.param(*other, marks=pytest.mark.full) for other in [(0.9, 1), (1.0, 2)])],
+)
 def test_additive_with_a_global_network_frozen_at_zero_is_ifca(threshold: float, period: int) -> None:
     clustering = LowestLoss(num_clusters=3, period=period, threshold=threshold, start_labels="random")
     frozen = OnlyClusterMoves(cluster_init="distinct")
@@ -229,9 +233,10 @@ def test_additive_with_one_cluster_is_fedavg_of_the_two_networks_together() -> N
     assert distance({"global": end}, right.end.parts) < 1e-6
 
 
+@pytest.mark.full
 def test_fed_cam_is_fed_bac_with_the_lowest_loss_rule_and_the_same_selection() -> None:
     rule = LowestLoss(period=2, threshold=1.0)
-    cam = METHODS["fed-cam"](GROUND_TASK).model_copy(update={"clustering": rule, "personalization": Additive()})
+    cam = METHODS["fed-cam-edges"](GROUND_TASK).model_copy(update={"clustering": rule, "personalization": Additive()})
     bac = METHODS["fed-bac"](GROUND_TASK).model_copy(update={"clustering": rule, "selection": cam.selection})
     left, right = (play(method, DATA, SHARDS, training=RICH, num_rounds=5) for method in (cam, bac))
     assert without(left.records) == without(right.records)
@@ -256,7 +261,9 @@ def test_one_cluster_per_edge_that_never_changes_is_isolated_edges() -> None:
     assert min(distance(rows[0], rows[1]), distance(rows[0], rows[2]), distance(rows[1], rows[2])) > 1e-2
 
 
-@pytest.mark.parametrize(("num_clusters", "sizes"), [(3, [31.0, 22.0, 20.0]), (2, [51.0, 22.0])])
+@pytest.mark.parametrize(
+    ("num_clusters", "sizes"), [(3, [31.0, 22.0, 20.0]), pytest.param(2, [51.0, 22.0], marks=pytest.mark.full)]
+)
 def test_clusters_that_share_everything_are_hierfavg_before_its_average(num_clusters: int, sizes: list[float]) -> None:
     """With sharing 1 every edge trains from the mean of all, so that the mean goes the way of HierFAVG's network."""
     fixed = Fixed(num_clusters=num_clusters)
@@ -320,7 +327,7 @@ def test_fed_bac_before_its_first_assignment_is_frozen_singletons() -> None:
 # --------------------------------------------------------------------------------------------------- seeds
 
 
-@pytest.mark.parametrize("preset", ["fed-bac", "fed-cam"])
+@pytest.mark.parametrize("preset", first(1, ["fed-bac", "fed-cam-edges"]))
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(preset: str) -> None:
     method = METHODS[preset](GROUND_TASK)
     runs = [play(method, DATA, SHARDS, training=RICH, seed=seed) for seed in (0, 0, 1)]

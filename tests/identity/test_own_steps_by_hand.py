@@ -205,6 +205,7 @@ def test_starts_are_mixed_as_in_algorithm_1_of_fedala(
     assert min(passes) < max(passes), "some need more passes than others"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", [Interpolated(), MoreauEnvelope()], ids=lambda scheme: scheme.kind)
 def test_one_at_a_time_or_all_at_once_with_distorted_images(scheme: Any) -> None:
     one, many = (played_by(path, scheme, RICH, Augment(crop_padding=2)) for path in ("loop", "vmap"))

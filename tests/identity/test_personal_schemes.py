@@ -24,6 +24,7 @@ from fedbac.personalization import (
     TwoHeads,
 )
 from fedbac.selection import Random, Thompson
+from tests.covering import first
 from tests.support import Played, deal, distance, play
 
 DATA, _, _groups = planted_groups(6, 3, 2, train=12, validation=4, test=15)
@@ -101,6 +102,7 @@ def test_alpha_learns_within_its_bounds() -> None:
     assert all(0 <= alpha <= 1 for state in alphas for alpha in state)
 
 
+@pytest.mark.full
 def test_where_clients_disagree_alpha_turns_to_ones_own() -> None:
     """Half of the edges call classes by other names: one network for all cannot serve them."""
     scheme, (data, shards, _) = Interpolated(owner="edge"), planted_groups(4, 2, 2, train=20, test=15)
@@ -272,7 +274,7 @@ def test_what_is_ones_own_does_not_travel(scheme: Any, clients: str, cloud: str)
 
 @pytest.mark.parametrize(
     "scheme",
-    [Interpolated(), MoreauEnvelope(), AdaptiveStart(owner="client"), TwoHeads(owner="client")],
+    first(2, [Interpolated(), MoreauEnvelope(), AdaptiveStart(owner="client"), TwoHeads(owner="client")]),
 )
 def test_a_client_that_is_not_selected_keeps_what_is_its_own(scheme: Personalization) -> None:
     played = run(scheme, selection=Random(fraction=0.5), num_rounds=4)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedbac.config.experiment import Method
 from fedbac.personalization import Personal
 from fedbac.presets.methods import METHODS
+from tests.covering import first
 from tests.identity.test_own_steps_by_hand import (
     PLAIN,
     RICH,
@@ -66,10 +67,10 @@ def logits(played: Played, weights: Weights, x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("unit", ["edge", "client"])
+@pytest.mark.parametrize("unit", first(1, ["edge", "client"]))
 def test_every_round_of_ifca_begins_with_the_lowest_loss(unit: Literal["edge", "client"]) -> None:
     """Algorithm 1 of Ghosh et al., with averages of models: the first round too."""
-    name, members = ("ifca", EDGES) if unit == "edge" else ("ifca-clients", CLIENTS)
+    name, members = ("ifca-edges", EDGES) if unit == "edge" else ("ifca", CLIENTS)
     method = preset(name, clustering={"num_clusters": 3})
     played = play(method, DATA, SHARDS, training=PLAIN, num_rounds=ROUNDS, seed=4)
     networks, seen = rows(played, "cluster", 0), []
@@ -94,7 +95,13 @@ def test_every_round_of_ifca_begins_with_the_lowest_loss(unit: Literal["edge", "
 
 def test_fed_cam_in_turns_trains_the_cluster_s_network_first() -> None:
     """Each fits what the other leaves: f_k beside h as received, then h beside f_k as the client has trained it."""
-    method = preset("fed-cam-alternate", clustering="fixed", selection={"fraction": 1.0})
+    edges = {
+        "topology": {"kind": "hierarchical"},
+        "unit": "edge",
+        "clustering": "fixed",
+        "selection": {"fraction": 1.0},
+    }
+    method = preset("fed-cam-alternate", **edges)
     played = play(method, DATA, SHARDS, training=PLAIN, num_rounds=ROUNDS)
     (shared,), own = rows(played, "global", 0), rows(played, "cluster", 0)
     for round_ in range(1, ROUNDS + 1):
@@ -158,10 +165,10 @@ def shares(cosine_J: list[float], size_J: list[int]) -> list[float]:
     return w
 
 
-@pytest.mark.parametrize("path", ["loop", "vmap"])
+@pytest.mark.parametrize("path", first(1, ["loop", "vmap"]))
 def test_members_of_pfedgraph_mix_by_cosines_since_the_start_and_keep_near_their_mix(path: str) -> None:
     """Algorithm 1 of Ye et al.: train on L(θ) − λ·cos(θ, mix), infer the graph, and start from the new mix."""
-    method = preset("pfedgraph", personalization={"strength": 3.0}, sharing={"strength": 1 / ALPHA})
+    method = preset("pfedgraph-edges", personalization={"strength": 3.0}, sharing={"strength": 1 / ALPHA})
     options: dict[str, Any] = {"training": RICH, "num_rounds": ROUNDS}
     _, federation = prepare(method, DATA, SHARDS, **options)
     played = play(method, DATA, SHARDS, make(path, federation, method.personalization), **options)

@@ -28,6 +28,7 @@ from fedbac.rounds.start import start
 from fedbac.selection import Random
 from fedbac.sharing import Apart
 from fedbac.topology import Flat
+from tests.covering import first
 from tests.support import (
     PLAIN_SGD,
     Played,
@@ -171,7 +172,7 @@ def told(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "scheme", [PerCluster(), Additive(), PersonalHead(owner="edge"), PersonalHead(owner="client")], ids=str
+    "scheme", first(2, [Additive(), PersonalHead(owner="client"), PerCluster(), PersonalHead(owner="edge")]), ids=str
 )
 def test_a_run_tells_both_moments_whichever_it_is_judged_by(scheme: Any) -> None:
     clusters = any(part.scope == "cluster" for part in scheme.parts.values())
@@ -211,6 +212,7 @@ def test_before_and_after_assignment_differ_only_in_rounds_with_moves() -> None:
     ]
 
 
+@pytest.mark.full
 def test_an_edges_own_model_is_the_clouds_only_if_the_edge_is_alone() -> None:
     singletons = at_points(Method(name="test", clustering=Fixed(), personalization=PerCluster()))
     one_edge = at_points(Method(name="test"), shards=only_edge(SHARDS, 2))

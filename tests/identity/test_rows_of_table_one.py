@@ -235,7 +235,7 @@ def test_what_nobody_moves_keeps_its_bits_and_does_not_travel() -> None:
 
 def test_cfl_that_never_splits_is_hierfavg() -> None:
     clustering = CosineSplits(epsilon_1=0, first_split=1)
-    cfl = Method(name="cfl", clustering=clustering, personalization=PerCluster())
+    cfl = Method(name="cfl-edges", clustering=clustering, personalization=PerCluster())
     left, right = (play(method, DATA, UNEVEN, training=RICH) for method in (cfl, HIERFAVG))
     assert distance(network(left, "cluster"), network(right, "global")) == 0
     assert without(left.records, "decided") == without(right.records, "decided")
@@ -245,7 +245,7 @@ def test_cfl_that_never_splits_is_hierfavg() -> None:
 def test_cfl_finds_planted_groups_and_children_inherit_their_parent() -> None:
     data, shards, groups = planted_groups(6, 3, 2, train=40, validation=2, test=15)
     clustering = CosineSplits(epsilon_1=1.2, epsilon_2=1.2, first_split=6)
-    cfl = Method(name="cfl", clustering=clustering, personalization=PerCluster())
+    cfl = Method(name="cfl-edges", clustering=clustering, personalization=PerCluster())
     played = play(cfl, data, shards, training=PLAIN_SGD.model_copy(update={"epochs": 5}), num_rounds=20)
     labels = np.array(played.records[-1]["assignment"])
     same_group = np.equal.outer(groups, groups)

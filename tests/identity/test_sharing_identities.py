@@ -25,6 +25,7 @@ from fedbac.sharing import (
     PredictTowardsMean,
     Similar,
 )
+from tests.covering import first
 from tests.support import Played, Scripted, deal, distance, model_of_edge, on_test, play, prepare, question, without
 
 DATA, SHARDS, _ = planted_groups(6, 3, 2, train=12, validation=4, test=15)
@@ -94,9 +95,9 @@ def assert_same(left: Played, right: Played, *fields: str) -> None:
 SHARE_ALL = {
     "fedavg-ft, never alone": shared(MeanThenApart(alone_rounds=0)),
     "phe-fl by data": shared(LeaveOneOut(blend="by_data")),
-    "chpfl with α = 0": shared(Blend(start=0, rate=0)),
-    "chpfl with α = 0 after its grouping": shared(Blend(start=0, rate=0), KMeans(num_clusters=2)),
-    "pfedgraph without its graph": shared(Similar(strength=0)),
+    "chpfl-edges with α = 0": shared(Blend(start=0, rate=0)),
+    "chpfl-edges with α = 0 after its grouping": shared(Blend(start=0, rate=0), KMeans(num_clusters=2)),
+    "pfedgraph-edges without its graph": shared(Similar(strength=0)),
     "cflhkd with ρ = 1 in every round": shared(Distill(share=0, mean_share=1, mean_period=1), taught=True),
     "cflhkd with ρ = 1 in every round after its grouping": shared(
         Distill(share=0, mean_share=1, mean_period=1), Agglomerative(warmup=2, num_clusters=2), taught=True
@@ -110,7 +111,7 @@ def test_clusters_that_share_all_are_hierfavg(method: Method) -> None:
 
 
 ONE_CLUSTER = {
-    "fl-hc with a threshold that nothing reaches": Agglomerative(warmup=1, period=1, threshold=1e9),
+    "fl-hc-edges with a threshold that nothing reaches": Agglomerative(warmup=1, period=1, threshold=1e9),
     "fedgwc that never splits": GaussianRewards(separation=0, epsilon=1e9, patience=1),
 }
 
@@ -127,7 +128,7 @@ def test_clusterings_that_never_part_are_hierfavg(clustering: ClusterPolicy) -> 
 
 SHARE_NOTHING = {
     "phe-fl with α = 1": shared(LeaveOneOut(blend=1.0)),
-    "chpfl with α = 1": shared(Blend(start=1, rate=0)),
+    "chpfl-edges with α = 1": shared(Blend(start=1, rate=0)),
     "fed-csad with λ_max = 0": shared(DistillAdaptive(max_share=0), taught=True),
     "cflhkd with λ = 0 and ρ = 0": shared(Distill(share=0, mean_share=0), taught=True),
     "fedavg-ft, always alone": shared(MeanThenApart(alone_rounds=4)),
@@ -153,7 +154,7 @@ def test_fl_hc_with_a_threshold_of_zero_leaves_every_edge_alone_from_the_joint_n
     assert [r["accuracy_per_edge"] for r in left.records] == [r["accuracy_per_edge"] for r in right.records]
 
 
-@pytest.mark.parametrize("alone_rounds", [1, 2, 4])
+@pytest.mark.parametrize("alone_rounds", first(1, [1, 2, 4]))
 def test_fine_tuning_is_hierfavg_and_then_every_edge_alone(alone_rounds: int) -> None:
     """Bytes too: an edge gets one network in every round, whoever else has it."""
     tuned, right = run(shared(MeanThenApart(alone_rounds=alone_rounds)), 5), run(parted_after(5 - alone_rounds), 5)
@@ -167,7 +168,7 @@ def test_fine_tuning_is_hierfavg_and_then_every_edge_alone(alone_rounds: int) ->
     assert tuned.records[-1]["accuracy_per_edge"] == right.records[-1]["accuracy_per_edge"]
 
 
-@pytest.mark.parametrize("alone_rounds", [1, 2])
+@pytest.mark.parametrize("alone_rounds", first(1, [1, 2]))
 def test_merging_that_begins_together_and_never_merges_is_fine_tuning(alone_rounds: int) -> None:
     """Bits too, up to the parting and after it; nothing is measured before. Edges here are strangers."""
     steps = RICH.epochs * (2 + 1 + 1 + 2 + 4) / 5  # batches of five
@@ -214,6 +215,7 @@ def spread(played: Played) -> float:
     return float(np.mean([float((flat[a] - flat[b]).norm()) for a, b in ((0, 1), (0, 2), (1, 2))]))
 
 
+@pytest.mark.full
 def test_clusters_that_teach_each_other_stay_closer() -> None:
     policies = [Distill(share=share, ramp_rounds=0, mean_share=0, temperature=1) for share in (0, 0.3, 0.8)]
     found = [spread(run(shared(policy, taught=True), 5)) for policy in policies]
@@ -237,6 +239,7 @@ def test_teachers_are_measured_as_the_mean_of_all_or_of_all_others(teacher: Any)
         assert played.end.sharing.ahead_N[edge] == pytest.approx(ahead, abs=1e-6)
 
 
+@pytest.mark.full
 def test_blends_move_towards_edges_that_have_nothing_in_common() -> None:
     """B.6 and B.7: every edge has labels of its own, so its own network serves it better than any mean."""
     data, shards, _ = planted_groups(3, 2, 3, train=40, validation=10, test=20)
@@ -278,6 +281,7 @@ def test_edges_predict_with_the_blend_that_loses_least_on_their_validation_data(
     assert len(set(share_N)) > 1, "otherwise little was tested"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("num_groups", "lean"), [(1, True), (3, False)])
 def test_edges_that_overfit_lean_on_the_mean_if_they_are_alike_and_not_if_they_have_nothing_in_common(
     num_groups: int, lean: bool
@@ -291,10 +295,10 @@ def test_edges_that_overfit_lean_on_the_mean_if_they_are_alike_and_not_if_they_h
     assert share_N.min() >= 0.3 if lean else share_N.max() <= 0.1
 
 
-PRESETS = ["fl-hc", "fedgwc", "chpfl", "phe-fl", "pfedgraph", "fedavg-ft", "cflhkd", "fed-csad"]
+PRESETS = ["fl-hc-edges", "fedgwc", "chpfl-edges", "phe-fl", "pfedgraph-edges", "fedavg-ft", "cflhkd", "fed-csad"]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", first(4, PRESETS))
 def test_presets_are_neither_hierfavg_nor_isolated_edges_once_in_a_hurry(preset: str) -> None:
     method = METHODS[preset](TASK)
     changes: dict[str, Any] = {}

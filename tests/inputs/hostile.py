@@ -21,7 +21,7 @@ from fedbac.data import Shards, load
 from fedbac.errors import visible
 from fedbac.runs.configure import configure, runtime_in
 from fedbac.runs.sweep import grid
-from fedbac_paper.pages import page
+from fedbac_paper.pages import files
 from fedbac_paper.results import read_results, write_results
 from tests.data import layouts
 from tests.reproduce.invented import results
@@ -68,7 +68,7 @@ class Attacks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.trees = {method: _tree(method) for method in ("fed-bac", "fedbac-plus", "cfl", "ditto")}
+        self.trees = {method: _tree(method) for method in ("fed-bac", "fedbac-plus", "cfl-edges", "ditto")}
         self.paths = [path for tree in self.trees.values() for path in _paths(tree["experiment"])]
         self.results = write_results(results("table-fairness"), folder / "written").read_text()
         self.kinds: dict[str, Callable[[Random], None]] = {
@@ -107,12 +107,12 @@ class Attacks:
 
     def task(self, rng: Random) -> None:
         text = to_yaml(rng.choice(list(self.trees.values()))["experiment"]["task"])
-        fedbac.configure("ifca", self.write("task.yaml", mutated(rng, text)))
+        fedbac.configure("ifca-edges", self.write("task.yaml", mutated(rng, text)))
 
     def grid(self, rng: Random) -> None:
         axes = [",".join([self.setting(rng), *rng.sample(VALUES, 2)]) for _ in range(rng.randint(0, 2))]
         listed = [" ".join(self.setting(rng) for _ in range(2)) for _ in range(rng.randint(0, 2))]
-        grid(["ifca"], "demo", axes, listed, [0, 1], None, [], self.folder)
+        grid(["ifca-edges"], "demo", axes, listed, [0, 1], None, [], self.folder)
 
     def python(self, rng: Random) -> None:
         arguments = {
@@ -205,7 +205,7 @@ class Attacks:
         path.write_text(json.dumps(tree, default=str))
         found = read_results("table-fairness", path.parent)
         assert found is not None
-        text = page(found)
+        text = "".join(files(found).values())
         assert "<script" not in text
         assert "\n# forged" not in text
 

@@ -47,7 +47,7 @@ def test_a_run_s_name_forges_nothing_in_a_report(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(reporting, "out", Console(width=width, emoji=False))
-    reporting.conclude([renamed(fake("ifca"), HOSTILE), fake("hierfavg")], tmp_path)
+    reporting.conclude([renamed(fake("ifca-edges"), HOSTILE), fake("hierfavg")], tmp_path)
     said = capsys.readouterr().out
     assert "\\x1b[31m" in said.replace("\n", "")
     assert visible(said) == said
@@ -67,7 +67,7 @@ def test_a_run_s_name_forges_nothing_in_a_report(
         (["run", "[/bold]"], "unknown method '[/bold]'"),
         (["report", "a" * 256], "File name too long"),
         (["report", HOSTILE], "[/bold]\\x1b[31m\\u202eforged\n  error: [red]x[/] :warning: \\udcff: there is no such"),
-        (["sweep", "ifca", "--point", "task.rounds='1"], "close its quotes"),
+        (["sweep", "ifca-edges", "--point", "task.rounds='1"], "close its quotes"),
     ],
 )
 def test_strange_words_are_one_clear_message(

@@ -13,6 +13,7 @@ from torch import nn
 
 import fedbac
 from fedbac import engines, models
+from fedbac.aggregation import Bucketing, NearestNeighbours
 from fedbac.clustering import Fixed
 from fedbac.config.columns import (
     AGGREGATION,
@@ -27,6 +28,7 @@ from fedbac.config.columns import (
 )
 from fedbac.config.experiment import Runtime, Task
 from fedbac.core.codecs import EightBits, TopK
+from fedbac.core.liars import Liars
 from fedbac.core.requests import Trainer
 from fedbac.core.settings import Settings
 from fedbac.data import Augment, Noise, Partition, toy
@@ -45,7 +47,7 @@ from tests.support import federate, play
 CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, AGGREGATION, STEP, LINKS)
 BUILTIN = [cls for choice in CHOICES for cls in choice.builtin]
 GROUPS = [Task, fedbac.Training, fedbac.Measurement, fedbac.Evaluation, fedbac.Experiment, Runtime]
-GROUPS += [Partition, Noise, Augment, models.LeNet5, models.Perceptron, *BUILTIN]
+GROUPS += [Partition, Noise, Augment, Liars, NearestNeighbours, Bucketing, models.LeNet5, models.Perceptron, *BUILTIN]
 
 
 def _numeric(annotation: Any) -> bool:
@@ -91,7 +93,7 @@ def test_a_value_past_its_limit_is_refused_with_the_limit(setting: str, said: st
 
 
 def test_names_of_every_day_are_plain() -> None:
-    for name in ("fed-bac", "ifca, K = M", "my method (2)", "Größe α=0.5", "x_1+y@2"):
+    for name in ("fed-bac", "ifca-edges, K = M", "my method (2)", "Größe α=0.5", "x_1+y@2"):
         assert fedbac.Method(name=name).name == name
 
 
@@ -109,13 +111,13 @@ def test_python_s_arguments_are_held_to_the_same() -> None:
     [
         ("fed-bac", 1, "pair of an edge and a cluster, 9,000,000 here; there may be 4,000,000: use fewer edges or"),
         (
-            "ifca-clients",
+            "ifca",
             300,
             "pair of a client and a cluster, 4,500,000 here; there may be 4,000,000: use fewer clien",
         ),
-        ("cfl", 1, "'cosine_splits' compares the updates of every pair of edges, 9,000,000 here"),
-        ("cfl-clients", 300, "every pair of clients, 810,000,000,000 here; .* use at most 2,000 clients, or"),
-        ("pfedgraph", 1, "method.sharing 'similar' compares the updates of every pair of edges, 9,000,000 here"),
+        ("cfl-edges", 1, "'cosine_splits' compares the updates of every pair of edges, 9,000,000 here"),
+        ("cfl", 300, "every pair of clients, 810,000,000,000 here; .* use at most 2,000 clients, or"),
+        ("pfedgraph-edges", 1, "method.sharing 'similar' compares the updates of every pair of edges, 9,000,000 here"),
         ("hierfavg", 300, None),
     ],
 )
@@ -160,7 +162,7 @@ COMPRESSED = Links(client_up=TopK(), client_down=EightBits(), cloud_up=TopK(), c
         ("hierfavg", {}),
         ("ditto", {"links": COMPRESSED}),
         ("fed-bac", {"links": COMPRESSED}),
-        ("ifca-clients", {"clustering": Fixed(num_clusters=None)}),  # as many clusters as clients
+        ("ifca", {"clustering": Fixed(num_clusters=None)}),  # as many clusters as clients
         ("scaffold", {}),  # parts of no network
         ("fed-bac", {"step": Adam()}),
     ],
@@ -223,7 +225,7 @@ def test_folders_have_names_that_file_systems_take(tmp_path: Path) -> None:
     assert first != second
     assert len(first.encode()) <= 200
     long = "task.targets=[" + ", ".join(f"0.{n}" for n in range(100, 190)) + "]"
-    (point,) = grid(["ifca"], "demo", [], [f"'{long}'"], [0], None, [], tmp_path)
+    (point,) = grid(["ifca-edges"], "demo", [], [f"'{long}'"], [0], None, [], tmp_path)
     point.folder.path.mkdir()
     for name in ("a\0b", "a" * 256):
         with pytest.raises(ConfigError, match="a folder's name"):
@@ -233,6 +235,6 @@ def test_folders_have_names_that_file_systems_take(tmp_path: Path) -> None:
 def test_a_sweep_has_a_number_of_runs_that_ends(tmp_path: Path) -> None:
     axes = [f"{path}={','.join(map(str, range(1, 102)))}" for path in ("task.rounds", "task.training.epochs")]
     with pytest.raises(ConfigError, match="10,201 runs; a sweep has at most 10,000"):
-        grid(["ifca"], "demo", axes, [], [0], None, [], tmp_path)
+        grid(["ifca-edges"], "demo", axes, [], [0], None, [], tmp_path)
     with pytest.raises(ConfigError, match="close its quotes"):
-        grid(["ifca"], "demo", [], ["task.rounds='1"], [0], None, [], tmp_path)
+        grid(["ifca-edges"], "demo", [], ["task.rounds='1"], [0], None, [], tmp_path)

@@ -93,6 +93,7 @@ def test_a_run_that_was_left_is_told_from_that_of_another_process(tmp_path: Path
     assert len(fedbac.resume(tmp_path, dataset=DATA).records) == TASK.rounds
 
 
+@pytest.mark.full
 def test_a_name_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the folder, which could not be resumed, nor elsewhere in a command, which the folder states."""
     for name in ("\ud800", os.fsdecode(b"\xff")):

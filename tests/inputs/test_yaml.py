@@ -76,7 +76,7 @@ def test_a_file_is_not_read_past_its_limit(tmp_path: Path) -> None:
         ("", "it is empty; write settings as 'name: value'"),
         ("# nothing yet\n", "it is empty"),
         ("[1, 2]", "it must hold settings as 'name: value', not a list"),
-        ("ifca", "it must hold settings as 'name: value', not only 'ifca'"),
+        ("ifca-edges", "it must hold settings as 'name: value', not only 'ifca-edges'"),
     ],
 )
 def test_a_file_without_settings_says_so_in_plain_words(content: str, said: str, tmp_path: Path) -> None:

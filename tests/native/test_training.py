@@ -9,6 +9,7 @@ import torch
 
 from fedbac import native
 from fedbac.native import Sgd, Visits
+from tests.covering import first
 from tests.native import lenet5
 from tests.native.reference import (
     NETWORKS,
@@ -140,6 +141,7 @@ def test_float_images_are_read_as_they_are() -> None:
     assert_equals_torch(TINY, images, start_networks(TINY, 1), np.zeros((1, 1), int), visits, Sgd(16, 0.05))
 
 
+@pytest.mark.full
 def test_as_close_to_double_precision_as_pytorch_itself() -> None:
     layers = lenet5(1, 28, 28)
     images = make_images(layers, 100)
@@ -246,7 +248,7 @@ def test_an_anchor_of_strength_zero_changes_no_bit() -> None:
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize("name", ["tiny", "lenet5-odd", "three convolutions", "perceptron"])
+@pytest.mark.parametrize("name", first(2, ["tiny", "lenet5-odd", "three convolutions", "perceptron"]))
 def test_any_run_of_layers_moves_alone(name: str, instruction_set: str) -> None:
     """What keeps still has no part in the norm; the rest of the weights and all of their momentum stay as they were."""
     layers = NETWORKS[name]
@@ -254,9 +256,9 @@ def test_any_run_of_layers_moves_alone(name: str, instruction_set: str) -> None:
     sizes = [weight.numel() for weight in torch_network(layers).parameters()]
     ends = [0, *np.cumsum(np.add(sizes[::2], sizes[1::2])).tolist()]
     visits, start = make_visits(images, [30, 11], [2, 2]), np.array([[0, 1], [1, 0]])
-    for first in range(len(ends) - 1):
-        for last in range(first + 1, len(ends)):
-            moving = (slice(ends[first], ends[last]), slice(None))
+    for begin in range(len(ends) - 1):
+        for last in range(begin + 1, len(ends)):
+            moving = (slice(ends[begin], ends[last]), slice(None))
             sgd = Sgd(8, 0.05, 0.9, weight_decay=0.01, l2=(0.2, 0.1), max_norm=0.4, moving=moving)
             found = assert_equals_torch(layers, images, networks, start, visits, sgd, instruction_set=instruction_set)
             still = np.ones(ends[-1], dtype=bool)

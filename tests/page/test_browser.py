@@ -1,16 +1,15 @@
 """The page in a real browser: what it shows, and that every control does what it says."""
 
 import re
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from fedbac.data import toy
 from fedbac.report import write_report
@@ -22,50 +21,14 @@ from fedbac.runs.store import Run, RunFolder
 from tests.covering import first
 from tests.made_up_runs import fake, renamed
 from tests.page import drawn
+from tests.page.conftest import NEEDS_BROWSER, Tab
 from tests.page.growing import SMALL
 from tests.page.rich import rich, rich_runs
 from tests.test_absent_edges import with_absences
 from tests.test_report_page import HOSTILE
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; make browser installs it"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = NEEDS_BROWSER
 FIGURES = ["accuracy", "cost", "fairness", "clusters", "traffic", "flow", "edges", "mix", "clients", "gaps"]
-
-
-@dataclass
-class Tab:
-    """A page, and what went wrong or was asked for while it was open."""
-
-    page: Page
-    problems: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def open(self, address: str) -> Page:
-        self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.problems.append(dialog.message))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(address)
-        return self.page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def tab(browser: Browser) -> Iterator[Tab]:
-    page = browser.new_page(viewport={"width": 1200, "height": 900})
-    page.set_default_timeout(20_000)
-    yield Tab(page)
-    page.close()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +48,7 @@ def test_every_figure_is_drawn_without_errors_and_without_a_network(tab: Tab, re
         expect(page.locator(f"#figure-{name} svg")).to_be_visible()
         assert page.locator(f"#figure-{name} svg path, #figure-{name} svg rect").count() > 2, name
     assert page.locator("#figure-accuracy .bold").count() >= 3
-    expect(page.locator("#figure-accuracy")).to_contain_text("hierfavg 69.5 %")
+    expect(page.locator("#figure-accuracy")).to_contain_text("hierfavg 70.2 %")
     assert tab.problems == []
     assert tab.requests == [report]
 
@@ -274,6 +237,22 @@ def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: Literal
     assert ink == "rgb(28, 36, 48)", "paper is white"
 
 
+def test_tables_fit_a_laptop_names_stay_whole_and_lines_end_where_they_say(tab: Tab, report: str) -> None:
+    tab.page.set_viewport_size({"width": 1280, "height": 900})
+    page = tab.open(report)
+    page.locator("#figure-accuracy svg path").first.wait_for()
+    clipped = "[...document.querySelectorAll('.numbers')].filter(t => t.offsetWidth > t.parentNode.clientWidth).length"
+    assert page.evaluate("document.querySelectorAll('.numbers').length") == 2
+    assert page.evaluate(clipped) == 0
+    assert page.evaluate("[...document.querySelectorAll('.whole')].every(s => s.getClientRects().length == 1)")
+    last = page.evaluate("""() => {
+      const data = JSON.parse(document.getElementById("document").textContent);
+      const ends = data.runs.filter(run => run.group == 0).map(run => run.accuracy.at(-1) / data.scale);
+      return (100 * ends.reduce((a, b) => a + b) / ends.length).toFixed(1);
+    }""")
+    assert last in page.locator("#figure-accuracy text.name").first.text_content()  # type: ignore[operator]
+
+
 @pytest.mark.full
 def test_without_a_script_there_is_still_text(browser: Browser, report: str) -> None:
     page = browser.new_page(java_script_enabled=False)
@@ -296,7 +275,7 @@ def test_hostile_names_stay_text(tab: Tab, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_run_that_has_just_begun_is_shown(tab: Tab, tmp_path: Path, rounds: int) -> None:
-    page = tab.open(write_report([fake("ifca", rounds=rounds)], tmp_path / "report.html").as_uri())
+    page = tab.open(write_report([fake("ifca-edges", rounds=rounds)], tmp_path / "report.html").as_uri())
     expect(page.locator("#figure-accuracy svg")).to_be_visible()
     expect(page.locator("output")).to_have_text(f"{rounds} of {rounds}")
     assert tab.problems == []

@@ -129,6 +129,7 @@ def test_a_real_run_has_everything() -> None:
     assert len(shown["gaps"][0]["gap"]) == 4
 
 
+@pytest.mark.full
 def test_a_page_of_all_methods_stays_small() -> None:
     one = fake(rounds=200, edges=10, beliefs=[[0.5] * 10] * 10, selected=[[0, 3, 7]] * 10)
     text = embedded(document(summarized([renamed(one, name) for name in METHODS])))

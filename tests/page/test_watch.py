@@ -17,6 +17,7 @@ import pytest
 from fedbac.report.following import Follower
 from fedbac.report.live import Live
 from fedbac.runs.store import RunFolder
+from tests.covering import first
 from tests.page.growing import Growing, played
 from tests.test_cli import COMMAND, SMALL, Shell
 from tests.test_cli import fedbac as fedbac  # the fixture
@@ -258,7 +259,7 @@ def test_watch_is_ended_by_ctrl_c_while_a_page_is_open(run: Growing, tmp_path: P
     assert "runs are not affected" in out
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "sweep"])
+@pytest.mark.parametrize("command", first(1, ["run", "compare", "sweep"]))
 def test_live_says_where_follows_the_runs_and_ends_with_the_command(
     command: str, fedbac: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

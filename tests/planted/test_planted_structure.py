@@ -16,7 +16,6 @@ from fedbac.data import Dataset, Shards, planted_groups
 from fedbac.models import Perceptron
 from fedbac.personalization import Additive, PerCluster, Shared
 from fedbac.selection import Thompson
-from tests.covering import first
 from tests.support import Played, in_order, play
 
 TRAINING = Training(epochs=2, batch_size=10, learning_rate=0.1)
@@ -43,7 +42,7 @@ def test_ifca_with_distinct_networks_recovers_most_partitions() -> None:
     IFCA depends on its start, as its authors say; so not every seed has to succeed.
     """
     clustering = LowestLoss(num_clusters=4, period=1, threshold=1.0, start_labels="random")
-    method = Method(name="ifca", clustering=clustering, personalization=PerCluster(cluster_init="distinct"))
+    method = Method(name="ifca-edges", clustering=clustering, personalization=PerCluster(cluster_init="distinct"))
     found = []
     for seed in range(5):
         dataset, shards, group_M = planted(seed)
@@ -67,11 +66,12 @@ def balanced(seed: int) -> tuple[Dataset, Shards, IntArray]:
     return dataset, replace(shards, train=tuple(train)), group_M[order]
 
 
+@pytest.mark.full
 def test_ifca_stalls_when_every_cluster_sees_the_same_mixture() -> None:
     """A documented failure (B.8): no model suits any group better, so nobody has a reason to move."""
     dataset, shards, group_M = balanced(0)
     method = Method(
-        name="ifca", clustering=LowestLoss(num_clusters=3, period=4, threshold=0.95), personalization=PerCluster()
+        name="ifca-edges", clustering=LowestLoss(num_clusters=3, period=4, threshold=0.95), personalization=PerCluster()
     )
     played = play(method, dataset, shards, training=TRAINING, network=LINEAR, num_rounds=9)
     assert played.records[3]["bytes"]["client"]["down"]["evaluate"] > 0, "assignments were due"
@@ -83,7 +83,7 @@ def test_ifca_stalls_when_every_cluster_sees_the_same_mixture() -> None:
 def test_ifca_keeps_a_start_that_is_right() -> None:
     dataset, shards, group_M = planted(0)
     method = Method(
-        name="ifca", clustering=LowestLoss(num_clusters=3, period=2, threshold=0.95), personalization=PerCluster()
+        name="ifca-edges", clustering=LowestLoss(num_clusters=3, period=2, threshold=0.95), personalization=PerCluster()
     )
     played = play(method, dataset, shards, training=TRAINING, network=LINEAR, num_rounds=5)
     assert sum(record["moves"] for record in played.records) == 0
@@ -100,7 +100,7 @@ def test_identical_networks_in_one_cluster_never_part() -> None:
         dataset, shards, _ = planted(seed)
         stuck, free = (
             play(
-                Method(name="ifca", clustering=clustering, personalization=PerCluster(cluster_init=init)),
+                Method(name="ifca-edges", clustering=clustering, personalization=PerCluster(cluster_init=init)),
                 dataset,
                 shards,
                 training=gentle,
@@ -122,7 +122,7 @@ def test_networks_that_tie_exactly_leave_everybody_where_they_are() -> None:
     """
     dataset, shards, _ = planted(0)
     clustering = LowestLoss(num_clusters=3, period=1, threshold=1.0, start_labels="round_robin")
-    method = Method(name="ifca", clustering=clustering, personalization=PerCluster())
+    method = Method(name="ifca-edges", clustering=clustering, personalization=PerCluster())
     still = TRAINING.model_copy(update={"epochs": 1, "learning_rate": 1e-30})
     played = play(method, dataset, shards, training=still, network=LINEAR, num_rounds=2)
     assert played.records[-1]["active_clusters"] == 3
@@ -160,7 +160,8 @@ def test_merging_finds_the_groups_and_is_better_than_singletons_that_have_too_li
 # ------------------------------------------------------------------------------------------ one model for all
 
 
-@pytest.mark.parametrize("hidden", first(1, [(), (8,)]), ids=["linear", "hidden"])
+@pytest.mark.full
+@pytest.mark.parametrize("hidden", [(), (8,)], ids=["linear", "hidden"])
 def test_one_model_for_all_is_near_chance_and_additive_singletons_are_not(hidden: tuple[int, ...]) -> None:
     dataset, shards, _ = planted(1)
     network = Perceptron(hidden=hidden)
@@ -216,7 +217,8 @@ def bad_client(edge: int) -> int:
     return edge * NUM_CLIENTS + edge % NUM_CLIENTS
 
 
-@pytest.mark.parametrize("scheme", first(1, [PerCluster(), Shared()]), ids=["isolated", "shared"])
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", [PerCluster(), Shared()], ids=["isolated", "shared"])
 def test_thompson_sampling_drops_a_client_with_wrong_labels(scheme: Personalization) -> None:
     """One client of each edge trains on wrong labels; p = 0.5, five edges, two seeds: ten posteriors to look at.
 

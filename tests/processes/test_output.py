@@ -25,10 +25,9 @@ def outcome(command: list[str], folder: Path, **streams: Any) -> tuple[int, str]
     return done.returncode, done.stderr
 
 
-@pytest.mark.covering
+@pytest.mark.full
 @pytest.mark.parametrize("stdout", ["full", "closed", "without a reader"])
 @pytest.mark.parametrize("command", ["run", "methods"])
-@pytest.mark.covering
 def test_a_run_outlives_its_output(command: str, stdout: str, tmp_path: Path) -> None:
     words = RUN if command == "run" else [*COMMAND, command]
     if stdout == "full":

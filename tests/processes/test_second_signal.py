@@ -45,6 +45,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.full
 @NO_KERNEL
 def test_it_stops_within_the_kernel(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     process = start("run", "hierfavg", "--workers", "2", *FEW)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedbac.errors import ConfigError
-from fedbac_paper.pages import page, write_pages
+from fedbac_paper.pages import files, write_pages
 from fedbac_paper.results import read_results, write_results
 from fedbac_paper.tables import code, literal
 from tests.reproduce.invented import results
@@ -39,7 +39,7 @@ def test_no_text_of_a_result_file_is_html_or_a_line_of_its_own(tmp_path: Path) -
 
     found = read_results("table-fairness", written(tmp_path, forge))
     assert found is not None
-    text = page(found)
+    text = files(found)["table-fairness.md"]
     assert text.count(SAFE) >= 4
     assert "<img" not in text
     assert "\x1b" not in text

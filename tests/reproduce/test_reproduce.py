@@ -60,6 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_runs_come_seed_by_seed_and_once(tmp_path: Path) -> None:
     everything = [ARTEFACTS[name] for name in EVERYTHING]
     found = points(everything, range(2), Pass(), tmp_path, Filter())

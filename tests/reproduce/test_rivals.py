@@ -25,7 +25,8 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
         line("fedavg-ft-wide", "noisy", 0.75),
     ]
     file.write_text("\n".join(rows), encoding="utf-8")
-    told = [row.split(" | ") for row in rivals.best_points(file, tmp_path / "again.jsonl").strip().splitlines()]
+    found = rivals.best_runs(file, tmp_path / "again.jsonl")
+    told = [row.split(" | ") for row in rivals.best_points(found).strip().splitlines()]
     assert [row[0] for row in told[2:]] == [
         "| `fedavg-ft`, a network of twice the weights",
         "| `ditto-edges`",
@@ -34,6 +35,23 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
     ]
     assert [row[1] for row in told[2:]] == ["–", "**75.0** / 50.0", "70.0 / 45.0", "62.5 / 37.5"]
     assert [row[-1] for row in told[2:]] == ["**75.0** / 50.0 |", "– |", "– |", "62.5 / 37.5 |"]
+
+
+def test_the_headline_claims_nothing_of_rivals_that_were_not_run(tmp_path: Path) -> None:
+    def told(*rows: str) -> str:
+        (tmp_path / "tuning.jsonl").write_text("\n".join(rows), encoding="utf-8")
+        return rivals.headline(rivals.best_runs(tmp_path / "tuning.jsonl", tmp_path / "again.jsonl"))
+
+    ours = [line("fedbac-plus-2", "svhn", 0.8), line("fedbac-plus-2", "noisy", 0.7)]
+    some = [*ours, line("local", "svhn", 0.797), line("local", "noisy", 0.6), line("apfl-edges", "noisy", 0.5)]
+    partly = told(*some, line("fedavg-ft-wide", "svhn", 0.8))
+    assert "every rival that was run in 2 of 2 settings.**\nNot run: `apfl-edges` in 1 of them." in partly
+    assert "less than 0.5 points in 1." in partly
+    assert "A control is level within 0.05 points: SVHN, 0.5." in partly
+    whole = told(*some, line("apfl-edges", "svhn", 0.9))
+    assert "than every rival in 1 of 2 settings.**\nNot ahead of: `apfl-edges` in SVHN, 0.5." in whole
+    assert "Not run" not in whole
+    assert "control" not in whole
 
 
 def moved(method: str, setting: str, bytes_total: int | None, seed: int = 0, point: tuple[str, ...] = ()) -> str:

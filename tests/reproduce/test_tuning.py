@@ -75,22 +75,22 @@ def going_on(
 
 def test_the_best_rivals_of_a_setting_by_either_measure_are_confirmed(tmp_path: Path) -> None:
     """The three most accurate, and one more for its worst edge; our earlier method takes nobody's place."""
-    found = complete(fedbac_plus=0.99, fedper=0.9, fedrod=0.89, ditto_edges=0.87, fedala=0.8)
+    found = complete(fedbac_plus=0.99, fedper_edges=0.9, fedrod_edges=0.89, ditto_edges=0.87, fedala_edges=0.8)
     for one in found:
         if (one["method"], one["setting"]) == ("local", "svhn"):
             one["edge_min"] = 0.85
-    three = {("fedper", ()), ("fedrod", ()), ("ditto-edges", ())}
+    three = {("fedper-edges", ()), ("fedrod-edges", ()), ("ditto-edges", ())}
     assert going_on(tmp_path, found, "svhn") == three | {("local", ())}
     assert going_on(tmp_path, found, "noisy") == three
 
 
 def test_where_all_rivals_are_far_behind_ours_only_the_first_is_confirmed(tmp_path: Path) -> None:
-    found = complete(fedbac_plus=0.99, fedper=0.87, fedrod=0.86)
-    assert going_on(tmp_path, found, "svhn") == {("fedper", ())}
+    found = complete(fedbac_plus=0.99, fedper_edges=0.87, fedrod_edges=0.86)
+    assert going_on(tmp_path, found, "svhn") == {("fedper-edges", ())}
 
 
 def test_controls_run_on_three_seeds_and_a_seed_that_was_used_is_left_out(tmp_path: Path) -> None:
-    found = complete(fedper=0.9, fedrod=0.8)
+    found = complete(fedper_edges=0.9, fedrod_edges=0.8)
     controls = {(confirmed.WIDE, ()), (confirmed.ONE, ())}
     assert controls <= going_on(tmp_path, found, "svhn", seed=20)
     assert controls <= going_on(tmp_path, found, "planted", seed=21)
@@ -138,7 +138,7 @@ def test_the_plan_is_written_before_the_first_run_and_holds(tmp_path: Path) -> N
     assert tuning.Job("local", (), "noisy", 29) in planned
     assert sum(job.method == confirmed.OURS for job in planned) == 10 * len(tuning.SETTINGS) - 1, "one seed of planted"
     tuning.keep_plan(options)
-    found = complete(local=0.5, fedper=0.8)
+    found = complete(local=0.5, fedper_edges=0.8)
     tuned.write_text("\n".join(map(json.dumps, found)), encoding="utf-8")
     with pytest.raises(SystemExit, match="asks for other runs"):
         tuning.keep_plan(options)

@@ -151,8 +151,7 @@ def test_a_claim_of_several_parts() -> None:
     assert every({"a": HOLDS, "b": FEW}).word == "too few seeds"
     assert every({"a": NOT, "b": FEW, "c": NEVER}).word == "does not hold"
     assert every({"a": NEVER}).word == "not run"
-    many = {str(i): HOLDS for i in range(9)} | {"x": OPEN}
-    assert every(many).detail == "holds in 9 of 10; x: not clear"
+    assert every({"a": HOLDS, "b": HOLDS, "x": OPEN}).detail == "holds in 2 of 3; a: holds; b: holds; x: not clear"
     assert every({"a": HOLDS, "b": NOT}).detail.startswith("holds in 1 of 2, refuted in 1; a: holds")
     assert "holds in" not in every({"a": HOLDS}).detail
 

@@ -129,7 +129,7 @@ def test_a_comparison_killed_while_it_was_laid_out_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ("task.num_edges=5", "task.clients_per_edge=2", "task.network={kind: mlp, hidden: [8]}")
-    points = sweep.grid(("hierfavg", "ifca"), "fashion-mnist-mini", (), (), (0, 1), 1, settings, tmp_path / "c")
+    points = sweep.grid(("hierfavg", "ifca-edges"), "fashion-mnist-mini", (), (), (0, 1), 1, settings, tmp_path / "c")
     write, laid_out = RunFolder.write_config, list[str]()
 
     def killed(folder: RunFolder, config: dict[str, object]) -> None:

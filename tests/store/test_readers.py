@@ -97,6 +97,7 @@ def test_data_are_read_from_regular_files(read: object, count: int, tmp_path: Pa
         read([tmp_path / "pipe"] * count)  # type: ignore[operator]
 
 
+@pytest.mark.full
 def test_a_lack_of_memory_is_no_damage(tmp_path: Path) -> None:
     np.savez(tmp_path / "big.npz", x_train=np.zeros(2**28, np.uint8), y_train=0, x_test=0, y_test=0)
     program = (

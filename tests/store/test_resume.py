@@ -124,14 +124,14 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
             "fedavg": {"global": 1},
             "fedprox": {"global": 1},
             "ditto": {"global": 1, "personal": 12},
-            "fedper": {"body": 1, "head": 4},
+            "fedper-edges": {"body": 1, "head": 4},
             "fedadam": {"global": 1},
-            "ifca": {"cluster": 3},
-            "cfl": {"cluster": 4},
+            "ifca-edges": {"cluster": 3},
+            "cfl-edges": {"cluster": 4},
             "apfl": {"global": 1, "personal": 12, "alpha": 12},
             "pfedme": {"global": 1, "personal": 12},
-            "fedala": {"global": 1, "personal": 4, "mix": 4},
-            "fedrod": {"body": 1, "generic": 1, "personal": 4},
+            "fedala-edges": {"global": 1, "personal": 4, "mix": 4},
+            "fedrod-edges": {"body": 1, "generic": 1, "personal": 4},
             "scaffold": {"global": 1, "control": 1, "own": 12},
             "mtgc": {"global": 1, "sum": 1, "rest": 4, "own": 12},
             "local": {"cluster": 4},
@@ -139,12 +139,12 @@ def test_every_row_of_table_one_resumes_bit_for_bit(name: str, killed: Path, tmp
         }[name]
     )
     remembered = {path.split("/")[2] for path in found if path.startswith("steps/")}
-    assert remembered == {"fedadam": {"first", "second"}, "ifca": {"velocity"}}.get(name, set())
+    assert remembered == {"fedadam": {"first", "second"}, "ifca-edges": {"velocity"}}.get(name, set())
     if name == "ditto":  # what clients own is saved: each one's own once it has trained
         first = next(value for path, value in found.items() if path.startswith("parts/personal/"))
         trained = {client for record in run.records[:saved] for edge in record["selected"] for client in edge}
         assert len({row.numpy().tobytes() for row in first}) == len(trained) + (len(trained) < 12)
-    if name == "cfl":
+    if name == "cfl-edges":
         assert run.records[2]["active_clusters"] < run.records[-1]["active_clusters"], "it splits after the kill"
 
 
@@ -216,6 +216,7 @@ def test_a_folder_in_use_is_refused(copy: Path) -> None:
         worker.play(copy, resume=True)
 
 
+@pytest.mark.full
 def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     process = start(tmp_path)
     wait_for(tmp_path, 1, process)

@@ -117,6 +117,7 @@ def test_a_broken_teacher_spoils_only_those_whom_it_teaches(path: str) -> None:
     assert trees.finite_rows(trained.parts_C).tolist() == [True, False, True]
 
 
+@pytest.mark.full
 def test_teachers_are_at_rest() -> None:
     """Neither dropout nor the batch at hand changes what they say."""
     federation, scheme = setting(user=lambda: Regular(norm=True), batch_size=6, drop_last=True), Taught()

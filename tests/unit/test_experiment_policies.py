@@ -174,7 +174,7 @@ def test_what_is_asked_for_late_in_a_run_is_checked_before_it(monkeypatch: pytes
 @pytest.mark.parametrize("preset", METHODS)
 def test_all_that_a_preset_may_ask_for_can_be_answered(preset: str) -> None:
     """By whoever is asked, from data that every task holds; and each query says on which data."""
-    for task in TASKS.values():
+    for task in (task for task in TASKS.values() if task.loss.kind == "cross_entropy"):
         experiment = Experiment(task=task, method=METHODS[preset](task))
         for field, queries in experiment.method.needs.items():
             places = {

@@ -72,7 +72,7 @@ def test_every_row_of_a_bank_and_every_number_counts() -> None:
 
 
 def test_only_the_link_counts_bytes() -> None:
-    """One caller of ``Ledger.add``: what passes a link is counted, and nothing else."""
+    """``Ledger.add`` counts what passes a link, what a secret sum takes beside it, and nothing else."""
     package = Path(fedbac.__file__).parent
     callers = [
         file.relative_to(package).as_posix()
@@ -81,7 +81,7 @@ def test_only_the_link_counts_bytes() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add"
         if "traffic" in ast.unparse(node.func) or "ledger" in ast.unparse(node.func)
     ]
-    assert callers == ["core/links.py"] * 2
+    assert sorted(callers) == ["core/links.py"] * 2 + ["core/secret.py"] * 2
 
 
 def test_ledger_merges_and_nests() -> None:
@@ -143,7 +143,7 @@ def test_a_reassignment_sends_every_candidate_to_every_client(fed_bac: Run) -> N
 
 def test_ifca_sends_the_cluster_networks_only() -> None:
     """Before the first round too: what that costs is told of round 1."""
-    run = tiny_run("ifca", "method.clustering.num_clusters=2")
+    run = tiny_run("ifca-edges", "method.clustering.num_clusters=2")
     assert moved(run, 1, "client", "down", "evaluate") == 2 * moved(run, 2, "client", "down", "evaluate")
     assert moved(run, 2, "client", "down", "evaluate") == CLIENTS * 2 * NETWORK
     assert moved(run, 1, "client", "down", "train") == CLIENTS * NETWORK
@@ -204,7 +204,7 @@ def test_a_network_that_several_measurements_need_travels_once() -> None:
     settings = ["method.clustering.period=1", "method.selection.shared.reward_split=test"]
     run = tiny_run("fedbac-plus", *settings, "method.sharing=apart", task=tiny_task(rounds=3))
     settings = ["method.clustering={kind: lowest_loss, period: 1, num_clusters: 2}"]
-    plain = tiny_run("fed-cam", *settings)
+    plain = tiny_run("fed-cam-edges", *settings)
     for tier in ("client", "cloud"):
         assert moved(run, 1, tier, "down", "evaluate") == moved(plain, 1, tier, "down", "evaluate")
 

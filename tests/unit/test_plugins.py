@@ -47,7 +47,7 @@ ENTRIES = """[fedbac.methods]
 mine = strangers_methods:mine
 wrong = strangers_methods:wrong
 failing = strangers_methods:failing
-ifca = strangers_methods:mine
+ifca-edges = strangers_methods:mine
 everybody = strangers_methods:Everybody
 broken = strangers_methods:missing
 """
@@ -76,8 +76,8 @@ def test_a_method_of_another_package_is_a_method(caplog: pytest.LogCaptureFixtur
     assert set(known()) == {*METHODS, "mine", "wrong", "failing"}
     assert "method 'broken' of strangers_methods:missing cannot be loaded" in caplog.text
     assert "method 'everybody': strangers_methods:Everybody is no function from a task to a Method" in caplog.text
-    assert "method 'ifca' of another package is left out: fedbac has one of that name" in caplog.text
-    assert configure("ifca", "demo").method.selection.kind == "random"
+    assert "method 'ifca-edges' of another package is left out: fedbac has one of that name" in caplog.text
+    assert configure("ifca-edges", "demo").method.selection.kind == "random"
     assert configure("mine", "demo").method.selection.kind == "everybody"
     with pytest.raises(ConfigError, match="method 'wrong': its preset must return a Method, not a str"):
         configure("wrong", "demo")

@@ -290,7 +290,7 @@ def test_a_method_without_clusters_assigns_everybody_alike() -> None:
     ("method", "settings"),
     [
         ("fed-bac", ["method.clustering.period=1", "method.clustering.num_clusters=2"]),
-        ("ifca", ["method.clustering.period=1", "method.clustering.num_clusters=2"]),
+        ("ifca-edges", ["method.clustering.period=1", "method.clustering.num_clusters=2"]),
         ("fedbac-plus", ["method.clustering.period=1"]),
     ],
 )

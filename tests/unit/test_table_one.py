@@ -36,12 +36,11 @@ PAPER = {
     "fed-bac": Row("3-tier", "LinUCB", "Thompson Sampling", "✓", "Full (additive)", "Cluster"),
 }
 EXPLAINED = {
-    **{name: {"architecture"} for name, cells in PAPER.items() if cells.architecture == "2-tier"},
+    **{name: {"architecture"} for name in ("power-of-choice", "oort", "cs-ucb", "ditto", "fedrep")},
     "chpfl": {"adaptive", "sharing"},
     "phe-fl": {"adaptive", "sharing"},
-    "cfl": {"architecture", "adaptive"},
+    "cfl": {"adaptive"},
     "fedgwc": {"adaptive"},
-    "fedrep": {"architecture", "personalization"},
 }
 """The cells that ``DEVIATIONS`` speaks of."""
 
@@ -52,17 +51,18 @@ def test_a_row_is_the_papers_but_for_what_is_explained(name: str) -> None:
     assert {column for column in ours if ours[column] != theirs[column]} == EXPLAINED.get(name, set())
 
 
-def test_as_published_the_others_have_two_tiers() -> None:
-    assert [row(METHODS[name](TASKS["demo"])).architecture for name in ("ifca-clients", "cfl-clients", "fedgwc")] == [
-        "2-tier"
-    ] * 3
+@pytest.mark.parametrize("name", [name for name in METHODS if name.endswith("-edges")])
+def test_only_a_method_that_says_so_serves_edges_instead_of_clients(name: str) -> None:
+    published, ours = (METHODS[one](TASKS["demo"]) for one in (name.removesuffix("-edges"), name))
+    owners = [{part.scope for part in one.personalization.parts.values()} for one in (published, ours)]
+    assert (published.unit, ours.unit) == ("client", "edge") or ("client" in owners[0] and "client" not in owners[1])
 
 
 def test_every_method_has_its_note_and_every_deviation_is_said() -> None:
     assert set(NOTES) == set(METHODS)
     assert all(note.reference and note.summary for note in NOTES.values())
     said = " ".join(DEVIATIONS.values())
-    assert all(f"`{name}`" in said for name in ("chpfl", "phe-fl", "cfl", "fedgwc", "fedrep"))
+    assert all(f"`{name}`" in said for name in ("chpfl", "phe-fl", "cfl", "fedgwc"))
 
 
 def test_readings_are_said_to_be_ours_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +87,16 @@ def test_all_methods_use_the_native_kernel_but_those_with_teachers_or_gradients_
         if not edges.path.startswith("native"):
             through_torch.add(name)
         edges.close()
-    assert through_torch == {"cflhkd", "fed-csad", "phe-fl-kd", "apfl", "apfl-edges", "pfedme", "pfedgraph"}
+    assert through_torch == {
+        "cflhkd",
+        "fed-csad",
+        "phe-fl-kd",
+        "apfl",
+        "apfl-edges",
+        "pfedme",
+        "pfedgraph",
+        "pfedgraph-edges",
+    }
 
 
 def test_the_readme_counts_the_methods() -> None:

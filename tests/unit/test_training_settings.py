@@ -31,5 +31,5 @@ def test_adam_keeps_no_momentum_and_serves_no_hooks_that_count_on_sgd() -> None:
         Training(optimizer=AdamW(), momentum_state="persist")
     task = Task(training=Training(optimizer=AdamW()))
     with pytest.raises(ValueError, match=r"'two_heads' works with how far SGD moves a weight; use task.training.optim"):
-        Experiment(task=task, method=METHODS["fedrod"](task))
+        Experiment(task=task, method=METHODS["fedrod-edges"](task))
     assert parse(Training, {"optimizer": "adamw"}).optimizer == AdamW()

@@ -32,8 +32,8 @@ from fedbac.runs.configure import (
 )
 from fedbac.runs.replay import Verdict
 from fedbac.runs.store import Run as StoredRun
-from fedbac.runs.store import RunFolder, Tail
-from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, run_all
+from fedbac.runs.store import RunFolder, Tail, runs_in
+from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, names_beside, run_all
 
 MethodLike = str | Method | Path
 TaskLike = str | Task | Path
@@ -43,7 +43,7 @@ def run(
     method: MethodLike = "fed-bac",
     task: TaskLike | None = None,
     *,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     rounds: int | None = None,
@@ -62,9 +62,10 @@ def run(
 ) -> Run:
     """Run one method on one task and return the run; with ``out`` it is also saved, and the same call resumes it.
 
-    ``method`` is a name, a ``Method``, or a file that ``fedbac show`` wrote. ``settings`` changes single settings:
-    ``{"task.training.epochs": 2}``. ``progress`` switches the bar on or off; by default it is on in a terminal and in
-    a notebook.
+    ``method`` is a name, a ``Method``, or a file that ``fedbac show`` wrote. ``dataset`` and ``network`` are objects of
+    yours, or names: of ones at hand, ``mine.npz``, ``file.py:name`` or ``package.module:name``. ``settings`` changes
+    single settings: ``{"task.training.epochs": 2}``. ``progress`` switches the bar on or off; by default it is on in a
+    terminal and in a notebook.
     """
     inputs = Inputs(dataset, shards, network, data_folder)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings, inputs=inputs)
@@ -77,7 +78,7 @@ def play(
     method: MethodLike = "fed-bac",
     task: TaskLike | None = None,
     *,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     rounds: int | None = None,
@@ -107,7 +108,7 @@ def compare(
     methods: Sequence[MethodLike],
     task: TaskLike | None = None,
     *,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     rounds: int | None = None,
@@ -141,7 +142,7 @@ def sweep(
     task: TaskLike | None = None,
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     rounds: int | None = None,
@@ -201,7 +202,7 @@ def tune(
     over: Mapping[str, Sequence[Any]] | None = None,
     seed: int | Sequence[int] = tuning.SEEDS,
     confirm: int | Sequence[int] = tuning.CONFIRM,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     rounds: int | None = None,
@@ -242,7 +243,7 @@ def tune(
 def resume(
     folder: Path | str,
     *,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     data_folder: Path | str | None = None,
@@ -251,7 +252,7 @@ def resume(
 ) -> Run:
     """Resume the run in a folder and return it; data and networks given in Python, and an address, are given again."""
     place, inputs = RunFolder(folder), Inputs(dataset, shards, network, data_folder)
-    experiment, runtime = experiment_in(place, with_data=dataset is not None)
+    experiment, runtime = experiment_in(place, with_data=inputs.with_data)
     runtime = reached(runtime, address, place.config_file)
     with bar(progress) as show:
         return _play(experiment, runtime, inputs, folder, False, show).finish()
@@ -261,7 +262,7 @@ def verify(
     folder: Path | str,
     *,
     rounds: int | None = None,
-    dataset: Dataset | None = None,
+    dataset: Dataset | str | None = None,
     shards: Shards | None = None,
     network: UserNetwork | None = None,
     data_folder: Path | str | None = None,
@@ -270,9 +271,12 @@ def verify(
     return list(replay.verify(RunFolder(folder), Inputs(dataset, shards, network, data_folder), rounds))
 
 
-def load(folder: Path | str) -> Run:
-    """Return a saved run."""
-    return Run.of(RunFolder(folder).read())
+def load(folder: Path | str) -> Any:
+    """Return a saved run (``Run``), or those of a folder that holds several, such as a comparison's (``Runs``)."""
+    place = RunFolder(folder)
+    if place.has_run() or not (runs := runs_in(place.path) if place.path.is_dir() else []):
+        return Run.of(place.read())
+    return Runs(run.read() for run in runs)
 
 
 def report(runs: StoredRun | Sequence[StoredRun], path: Path | str = "report.html") -> Path:
@@ -357,7 +361,7 @@ def _points(
     parent: Path | None,
 ) -> list[Point]:
     """Return every combination, checked before any of them runs."""
-    beside = common_file(names, inputs)
+    beside, named = common_file(names, inputs), full_name if axes else names_beside(len(seeds))
     fixed = {change.path: change.value for change in changes_of(settings)}
     points = []
     for seed, name, chosen in itertools.product(seeds, names, itertools.product(*axes)):
@@ -366,8 +370,7 @@ def _points(
         )
         own = Path(str(name)).stem if is_file(name) else experiment.method.name
         apart = tuple(f"{path}={value}" for path, value in chosen)
-        alone = len(seeds) == 1 and not axes
-        folder = folder_name(own if alone else full_name(own, apart, experiment.seed))
+        folder = folder_name(named(own, apart, experiment.seed))
         points.append(Point(experiment, RunFolder((parent or Path()) / folder), apart))
     if parent is not None and len({point.folder.path for point in points}) < len(points):
         raise ConfigError("methods, seed, grid: they name the same run twice; give every one once")

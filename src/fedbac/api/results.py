@@ -118,7 +118,7 @@ class Run(StoredRun):
         edge: int | None = None,
         *,
         client: int | None = None,
-        dataset: Dataset | None = None,
+        dataset: Dataset | str | None = None,
         shards: Shards | None = None,
         network: UserNetwork | None = None,
         data_folder: Path | str | None = None,

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedbac.cli.terminal import DeviceOption, OverwriteOption, TrackOption, changed, err, extra, out, say
+from fedbac.cli.terminal import AllowOption, DeviceOption, OverwriteOption, TrackOption, changed, err, extra, out, say
 from fedbac.core.signals import handled_by
 from fedbac.deploy.settings import check_address
 from fedbac.errors import ConfigError, DeployError, visible
-from fedbac.packages import VARIABLE, allow
 
 if TYPE_CHECKING:
     from fedbac.deploy.pki.kits import Kit
@@ -49,22 +48,6 @@ StateOption = Annotated[
 ]
 
 
-def _allow(entries: list[str] | None) -> list[str] | None:
-    """Let the site import these packages, and say which they are."""
-    for name, digest in allow(*entries).items() if entries else ():
-        say(f"Allowed here: the package {name}, whose files have the hash {digest}", err)
-    return entries
-
-
-AllowOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow",
-        metavar="PACKAGE[=HASH]",
-        help=f"A package whose network or loss the federation may use here. Repeatable; or set {VARIABLE}.",
-        callback=_allow,
-    ),
-]
 IDLE = 60.0
 OVER = ("finished", "stopped")
 """What a site says last."""
@@ -177,7 +160,10 @@ def _run_by_nvflare(kit: "Kit", metrics: str | None, health: str | None, **addre
 def edge(
     folder: KitArgument,
     data: Annotated[
-        str | None, typer.Option("--data", help="Test data of the edge: .npz, folder, or package.module:function.")
+        str | None,
+        typer.Option(
+            "--data", help="Test data of the edge: .npz, folder, or a function (package.module:name, file.py:name)."
+        ),
     ] = None,
     listen: ListenOption = None,
     parent: ParentOption = None,
@@ -202,7 +188,10 @@ def edge(
 def client(
     folder: KitArgument,
     data: Annotated[
-        str, typer.Option("--data", help="The client's own data: .npz, folder, or package.module:function.")
+        str,
+        typer.Option(
+            "--data", help="The client's own data: .npz, folder, or a function (package.module:name, file.py:name)."
+        ),
     ],
     parent: ParentOption = None,
     metrics: MetricsOption = None,
@@ -233,7 +222,7 @@ def status(
 ) -> None:
     """Show who is there, the round, the accuracy, and when each site was last seen, by the kit of the cloud or an edge.
 
-    It reads a file in the kit, so it works on the machine where the site runs.
+    It works on the machine where the site runs.
     """
     from fedbac.deploy.roles.status import read_status
 
@@ -256,7 +245,8 @@ def described(found: dict[str, Any], now: float) -> list[str]:
     over = doing in OVER or age > STALE
     gone = f" (not running: last heard {_ago(age)})" if over and doing not in OVER else ""
     why = f": {visible(str(found['why']))}" if "why" in found else ""
-    lines = [f"{found.get('site', 'site')}: {doing}{gone}{why}"]
+    ended = "; the run has ended" * (doing == "finished")
+    lines = [f"{found.get('site', 'site')}: {doing}{ended}{gone}{why}"]
     if "rounds" in found:
         accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
         epoch = f" (epoch {found['epoch']} of its members)" if found.get("epoch", 1) != 1 else ""

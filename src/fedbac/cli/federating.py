@@ -3,15 +3,28 @@
 import datetime as dt
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedbac.cli.deploying import AllowOption, KitArgument
-from fedbac.cli.terminal import METHOD_HELP, SetOption, TaskOption, extra, method_names, out, say, shown
+from fedbac.cli.deploying import KitArgument
+from fedbac.cli.terminal import (
+    METHOD_HELP,
+    AllowOption,
+    NetworkOption,
+    SetOption,
+    TaskOption,
+    chosen,
+    extra,
+    method_names,
+    out,
+    say,
+    shown,
+)
 from fedbac.deploy.settings import (
     CLOUD,
     MOST_PORT,
@@ -45,6 +58,17 @@ HOLDS_KEYS = "You hold the keys of these sites: whoever copies a kit can act as 
 federation_app = typer.Typer(help="Set up a federation on a network, and keep its certificates.", no_args_is_help=True)
 
 
+def _alone(command: Callable[..., None]) -> Callable[..., None]:
+    """Have a command change a federation while no other one does."""
+
+    @wraps(command)
+    def locked(folder: Path, **options: Any) -> None:
+        with _federation_folder().locked(folder):
+            command(folder, **options)
+
+    return locked
+
+
 @federation_app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder; the federation is named after it.")],
@@ -53,6 +77,7 @@ def init(
     method: Annotated[str, typer.Option("--method", help=METHOD_HELP, autocompletion=method_names)] = "fed-bac",
     task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
+    network: NetworkOption = None,
     host: Annotated[
         str,
         typer.Option("--host", help="Host of cloud and edges, or one each, the cloud's first, as a.org,b.org,c.org."),
@@ -72,9 +97,10 @@ def init(
     from fedbac.config.experiment import Experiment
     from fedbac.config.explain import changes_of, override, parse
     from fedbac.deploy.roles.enrolment import check_deployable
-    from fedbac.packages import fingerprint
+    from fedbac.packages import fingerprint, is_file
     from fedbac.runs.configure import configure
 
+    settings, _ = chosen(settings, network, None)
     changes = changes_of(settings)
     for change in changes:
         if change.path in DECIDED:
@@ -109,7 +135,8 @@ def init(
         say(f"Each site runs: fedbac federation request KIT. You run: fedbac federation sign {folder} REQUEST...")
         say(f"To have a first look, run: fedbac federation try {folder}")
     for name, digest in {named.package: hashes[f"{f}.sha256"] for f, named in experiment.packages.items()}.items():
-        say(f"Every site installs the package {name} with the hash {digest}, and starts with --allow {name}")
+        what = f"has the file {name}" if is_file(name) else f"installs the package {name}"
+        say(f"Every site {what} with the hash {digest}, and starts with --allow {name}")
     if all(address.rpartition(":")[0] in HERE for address in addresses):
         say(
             "All addresses are of this machine. For others, change them in "
@@ -118,6 +145,7 @@ def init(
 
 
 @federation_app.command("renew")
+@_alone
 def renew(
     folder: FolderArgument,
     names: Annotated[
@@ -166,6 +194,7 @@ def request(
 
 
 @federation_app.command("sign")
+@_alone
 def sign(
     folder: FolderArgument,
     requests: Annotated[list[Path], typer.Argument(metavar="REQUEST...", help="Requests that sites have sent.")],
@@ -206,6 +235,7 @@ def _spoken(key: str) -> str:
 
 
 @federation_app.command("revoke")
+@_alone
 def revoke(
     folder: FolderArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site that is to be turned away from now on.")],
@@ -221,6 +251,7 @@ def revoke(
 
 
 @federation_app.command("add")
+@_alone
 def add(
     folder: FolderArgument,
     edge: Annotated[int | None, typer.Option("--edge", help="Edge of the new clients. Default: a new edge.")] = None,
@@ -251,6 +282,7 @@ def add(
 
 
 @federation_app.command("leave")
+@_alone
 def leave(
     folder: FolderArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The client, or the edge with all its clients.")],
@@ -263,6 +295,7 @@ def leave(
 
 
 @federation_app.command("move")
+@_alone
 def move(
     folder: FolderArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The client.")],
@@ -381,6 +414,7 @@ def _federation_folder() -> "type[FederationFolder]":
 
 
 @federation_app.command("nvflare")
+@_alone
 def nvflare(folder: FolderArgument) -> None:
     """Make or renew NVFlare's startup folders in all kits, where deploy.transport is nvflare."""
     federation = _federation_folder().load(folder)
@@ -404,8 +438,12 @@ def try_(
     folder: FolderArgument,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Cloud rounds. Default: the experiment's.")] = None,
     data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Folder with data sets; or an .npz file with the x_ and y_ arrays of all sites."),
+        str | None,
+        typer.Option(
+            "--data",
+            help="An .npz file with the x_ and y_ arrays of all sites, file.py:function or package.module:function "
+            "that returns them, or a folder with data sets.",
+        ),
     ] = None,
     allowed: AllowOption = None,
 ) -> None:
@@ -418,6 +456,7 @@ def try_(
     from fedbac.deploy.trial import Trial, cut_data, own_data
     from fedbac.federation import assemble
     from fedbac.files import remove
+    from fedbac.packages import is_own
     from fedbac.runs.configure import configure
 
     place = folder / "try"
@@ -426,7 +465,7 @@ def try_(
     if config.deploy.transport == "nvflare":
         _provision(federation)
     experiment = configure(federation.kit(CLOUD) / "experiment.yaml", rounds=rounds)
-    if data is not None and data.suffix == ".npz":
+    if data is not None and is_own(data):
         cut_data(experiment, assemble(experiment, dataset=own_data(experiment, data)), place / "data")
     elif not (place / "data").exists():
         cut_data(experiment, assemble(experiment, data_folder=data), place / "data")

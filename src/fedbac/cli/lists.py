@@ -10,8 +10,11 @@ from rich.table import Table
 from fedbac.cli.terminal import (
     METHOD_HELP,
     DataOption,
+    NetworkOption,
     SetOption,
+    SourceOption,
     TaskOption,
+    chosen,
     data_names,
     err,
     method_names,
@@ -97,17 +100,22 @@ def show(
     method: Annotated[str, typer.Argument(help=METHOD_HELP, autocompletion=method_names)],
     task: TaskOption = None,
     settings: SetOption = [],  # noqa: B006 (typer reads it)
+    data: SourceOption = None,
+    network: NetworkOption = None,
 ) -> None:
     """Print every setting of a method on a task, as a file that run, compare and sweep accept in place of a method."""
     from fedbac.config.text import to_yaml
     from fedbac.presets import methods as rows
     from fedbac.runs.configure import configure
 
+    settings, _ = chosen(settings, network, data)
     experiment = configure(method, task, settings=settings)
     same = not any(setting.startswith("method") for setting in settings)
     if method in rows.known() and same:  # else it is no longer what its preset says of itself
         about = (rows.known()[method].__doc__ or "").strip().splitlines()
         typer.echo("".join(f"# {line}\n" for line in about[:1]), nl=False)
+    if experiment.promise is not None:
+        typer.echo(f"# {experiment.promise}")
     typer.echo(to_yaml({"experiment": experiment.model_dump(mode="json")}), nl=False)
 
 
@@ -120,9 +128,10 @@ def tasks() -> None:
         table.add_column(title, no_wrap=title in {"task", "data set"})
     for name, task in TASKS.items():
         spread = (task.partition.dirichlet_server, task.partition.dirichlet_client)
-        numbers = (task.num_edges, sum(task.clients()), *spread)
+        drawn = ["–", "–"] if task.partition.natural else [f"{alpha:g}" for alpha in spread]
         work = (task.rounds, task.training.epochs, task.training.batch_size)
-        table.add_row(name, task.dataset, *(f"{number:g}" for number in (*numbers, *work)))
+        members = (task.num_edges, sum(task.clients()))
+        table.add_row(name, task.dataset, *map(str, members), *drawn, *map(str, work))
     out.print(table)
     legend = "α of the Dirichlet draw of classes over edges (M) and over an edge's clients (N), T rounds of E epochs."
     out.print(f"M edges, N clients, {legend}", highlight=False)

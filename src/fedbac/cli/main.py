@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import deploying, federating, lists, modelling, reporting, running
+from fedbac.cli import auditing, deploying, federating, lists, modelling, reporting, running
 from fedbac.cli.terminal import err, say
-from fedbac.errors import Error, visible
+from fedbac.errors import ConfigError, Error, visible
 from fedbac.files import why
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import full_version
@@ -26,6 +27,26 @@ from fedbac_paper.command import reproduce
 
 class _Prepared(TyperCommand):
     """A command that imports the libraries it works with once it is asked to work, not for its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; where a person writes what other programs take, say what to write here."""
+        listed = re.search(r"--seed[ =](\d+(?:,\d+)+)(?: |$)", " ".join(args))
+        if listed is not None:
+            each = " ".join(f"--seed {seed}" for seed in listed[1].split(","))
+            once = any("--seed" in option.opts and not getattr(option, "multiple", False) for option in self.params)
+            raise ConfigError(f"--seed {listed[1]}: write {'fedbac compare METHOD ' * once}{each}")
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = str(getattr(error, "option_name", ""))
+            if not option or ctx.resilient_parsing:
+                raise
+            from fedbac.runs.configure import called
+
+            name = option.lstrip("-").replace("-", "_")
+            if not (meant := called({"lr": "learning_rate"}.get(name, name))):
+                raise
+            raise ConfigError(f"{option}: there is no such option; write --set {meant[0]}=VALUE") from error
 
     def invoke(self, ctx: Any) -> Any:
         """Import them, while Ctrl-C can do no harm, and run the command."""
@@ -44,9 +65,11 @@ for command in (
     running.compare,
     running.sweep,
     running.tune,
+    running.benchmark,
     reproduce,
     running.resume,
     running.verify,
+    auditing.audit,
     reporting.report,
     reporting.table,
     reporting.watch,

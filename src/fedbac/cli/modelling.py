@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedbac.cli.deploying import AllowOption, KitArgument
-from fedbac.cli.terminal import extra, say
+from fedbac.cli.deploying import KitArgument
+from fedbac.cli.terminal import AllowOption, extra, say
 from fedbac.errors import ConfigError
 
 Format = StrEnum("Format", ["PT2", "ONNX", "SAFETENSORS"])
@@ -45,7 +45,7 @@ def model(
 ) -> None:
     """Write the model that a site has after the last round, with a signed card; or check one.
 
-    It needs no data, no network and no running site. An edge and a client have what the cloud handed out last.
+    It needs no data, network or running site. An edge and a client have what the cloud handed out last.
     """
     with extra("deploy", "a federation on a network"):
         from fedbac.deploy.pki import cards

@@ -164,4 +164,6 @@ def _note(record: Mapping[str, Any]) -> str:
     text = f"{100 * record['accuracy']:.2f} %"
     if not err.is_terminal or err.width >= ROOMY:
         text = f"accuracy {text}, {clusters} cluster{'s' if clusters > 1 else ''}"
+    if record.get("epsilon") is not None:
+        text += f", ε {record['epsilon']:.3g}"
     return text + (f", [red]{len(record['failed'])} clients failed[/]" if record["failed"] else "")

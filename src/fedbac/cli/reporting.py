@@ -96,6 +96,8 @@ def conclude_sweep(runs: Sequence["Run"], folder: Path) -> None:
 
 def run_folders(folders: Sequence[Path]) -> list["RunFolder"]:
     """Return the run folders among these and directly below them; say which of those listed are missing."""
+    from fedbac.runs.store import runs_in
+
     found = []
     for folder in folders:
         here = runs_in(folder)
@@ -109,21 +111,6 @@ def run_folders(folders: Sequence[Path]) -> list["RunFolder"]:
                 folder, LIST, ", ".join(map(repr, missing)),
             )  # fmt: skip
     return found
-
-
-def runs_in(folder: Path) -> list["RunFolder"]:
-    """Return the run folders that this one is, or that are directly below it, in the order they were laid out in."""
-    from fedbac.runs.store import RunFolder
-
-    try:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder}: there is no such folder")
-        inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-        here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
-        here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: it cannot be read ({error.strerror}); allow it, or move it") from error
-    return here
 
 
 def _show(runs: Sequence["Run"], page: Path) -> None:
@@ -301,7 +288,7 @@ def watch(
         ),
     ] = None,
 ) -> None:
-    """Follow runs on a local web page that updates as rounds finish. It only reads files, and never changes them."""
+    """Follow runs on a local web page that updates as rounds finish. It only reads files."""
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; name one that runs are, or will be, written to")
@@ -329,6 +316,7 @@ def shown_live(folder: Path, wanted: bool) -> Iterator[None]:
 def _live(folders: Sequence[Path], port: int | None) -> "Live":
     with extra("watch", "the live page"):
         from fedbac.report.live import Live  # slow to import
+    from fedbac.runs.store import runs_in
 
     def runs_now(folder: Path) -> list["RunFolder"]:
         try:

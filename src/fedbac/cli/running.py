@@ -11,14 +11,18 @@ from fedbac.cli.terminal import (
     DEVICE_HELP,
     METHOD_HELP,
     TRAINER_HELP,
+    AllowOption,
     DataOption,
     DeviceOption,
+    NetworkOption,
     OverwriteOption,
     SetOption,
+    SourceOption,
     TaskOption,
     TrackOption,
     TrainerOption,
     changed,
+    chosen,
     method_names,
     say,
     say_if_runs_take_turns,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from fedbac.runs.configure import Inputs
     from fedbac.runs.store import Run, RunFolder
     from fedbac.runs.sweep import Point
+    from fedbac.runs.tune import Play
 
 METHODS_HELP = "Names of methods (see: fedbac methods), or files. If one is a file, all methods run on its task."
 SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
@@ -85,7 +90,8 @@ def run(
     ] = None,
     address: AddressOption = None,
     out_folder: OutOption = None,
-    data_folder: DataOption = None,
+    data: SourceOption = None,
+    network: NetworkOption = None,
     overwrite: OverwriteOption = False,
     live: LiveOption = False,
     track: TrackOption = None,
@@ -95,9 +101,10 @@ def run(
     from fedbac.runs.store import RunFolder
     from fedbac.runs.sweep import Point
 
+    settings, data_folder = chosen(settings, network, data)
     experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
     runtime = runtime_in(method) if is_file(method) else None
-    source = experiment.task.dataset if is_file(method) else Path(task or DEFAULT_TASK).stem
+    source = Path(experiment.task.dataset).stem if is_file(method) else _source((), task, data)
     runtime = changed(runtime, device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
     runtime = with_settings(changed(runtime, precision=precision, track=track), settings)
     runtime = reached(runtime, address, Path(method))
@@ -128,7 +135,8 @@ def compare(
     engine: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "simulator",
     address: AddressOption = None,
     out_folder: OutOption = None,
-    data_folder: DataOption = None,
+    data: SourceOption = None,
+    network: NetworkOption = None,
     overwrite: OverwriteOption = False,
     live: LiveOption = False,
     track: TrackOption = None,
@@ -136,18 +144,16 @@ def compare(
     """Run several methods on the same task, one after another. The same command resumes a comparison."""
     from fedbac.presets import methods
     from fedbac.runs.configure import Inputs, check_ready, with_settings
-    from fedbac.runs.sweep import grid
+    from fedbac.runs.sweep import grid, names_beside
 
+    settings, data_folder = chosen(settings, network, data)
     if bool(names) == everything:
         raise ConfigError("METHOD: name the methods to compare, or give --all for every one")
     names = names or list(methods.known())
     runtime = changed(device=device, workers=workers, memory_gib=memory, trainer=trainer, engine=engine)
     runtime = with_settings(changed(runtime, address=address, precision=precision, track=track), settings)
-    parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task)}")
-
-    def named(method: str, settings: Sequence[str], seed: int) -> str:
-        return method if len(seeds) <= 1 else f"{method}-seed{seed}"
-
+    parent = out_folder or Path("runs") / shortened(f"compare-{_source(names, task, data)}")
+    named = names_beside(len(seeds))
     points, inputs = grid(names, task, (), (), seeds, rounds, settings, parent, named), Inputs(data_folder=data_folder)
     check_ready([point.experiment for point in points], runtime, inputs)
     _play(points, parent, runtime, inputs, overwrite, live)
@@ -178,7 +184,8 @@ def sweep(
     ] = ("simulator"),
     address: AddressOption = None,
     out_folder: OutOption = None,
-    data_folder: DataOption = None,
+    data: SourceOption = None,
+    network: NetworkOption = None,
     overwrite: OverwriteOption = False,
     live: LiveOption = False,
     track: TrackOption = None,
@@ -188,7 +195,8 @@ def sweep(
     from fedbac.runs.configure import Inputs, check_ready, with_settings
     from fedbac.runs.sweep import grid
 
-    parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task)}")
+    settings, data_folder = chosen(settings, network, data)
+    parent = out_folder or Path("runs") / shortened(f"sweep-{_source(names, task, data)}")
     points, inputs = grid(names, task, axes, listed, seeds, rounds, settings, parent), Inputs(data_folder=data_folder)
     jobs = min(jobs or num_cores(), len(points))
     # Several runs at a time use one core each; the engine spreads the runs, not their edges.
@@ -226,18 +234,19 @@ def tune(
     trainer: TrainerOption = "auto",
     precision: PrecisionOption = None,
     out_folder: OutOption = None,
-    data_folder: DataOption = None,
+    data: SourceOption = None,
+    network: NetworkOption = None,
 ) -> None:
     """Tune every method with the same effort, then compare them on other seeds. The same command resumes it."""
-    from fedbac.cli.playing import play_all
     from fedbac.config.explain import changes_of
     from fedbac.local import num_cores
     from fedbac.runs import tune
     from fedbac.runs.configure import Inputs, check_ready, with_settings
-    from fedbac.runs.sweep import lay_out, values_of
+    from fedbac.runs.sweep import values_of
 
+    settings, data_folder = chosen(settings, network, data)
     out, inputs = (
-        out_folder or Path("runs") / shortened(f"tune-{_source(names, task)}"),
+        out_folder or Path("runs") / shortened(f"tune-{_source(names, task, data)}"),
         Inputs(data_folder=data_folder),
     )
     jobs = jobs or num_cores()
@@ -251,6 +260,57 @@ def tune(
     )  # fmt: skip
     say_if_runs_take_turns(device, jobs)
 
+    conclude_sweep(tune.tune(plan, _playing(own, inputs, jobs), say), out / "confirmed")
+    say(plan.effort)
+
+
+def benchmark(
+    method: Annotated[str, typer.Argument(help=METHOD_HELP, autocompletion=method_names)],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write to. Default: a folder in runs/ named after the method."),
+    ] = None,
+    chosen_tasks: Annotated[
+        list[str], typer.Option("--task", help="A task or a part (natural, paper) of the protocol. Repeatable.")
+    ] = ["natural"],  # noqa: B006
+    points: Annotated[
+        int | None,
+        typer.Option("--points", min=1, help="Points of tuning, if not the protocol's; 1 takes the method as it is."),
+    ] = None,
+    jobs: JobsOption = None,
+    device: DeviceOption = "auto",
+    trainer: TrainerOption = "auto",
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Run nothing; write the page of the runs that are finished.")
+    ] = False,
+    data_folder: DataOption = None,
+    allowed: AllowOption = None,
+) -> None:
+    """Put a method to the frozen protocol."""
+    from fedbac.files import read_bytes
+    from fedbac.local import num_cores
+    from fedbac.runs import benchmark as protocol
+    from fedbac.runs.configure import Inputs, check_ready
+
+    out = out or Path("runs") / shortened(f"benchmark-{Path(method).stem}")
+    inputs, jobs = Inputs(data_folder=data_folder), jobs or num_cores()
+    own = changed(device=device, trainer=trainer, workers=None if jobs == 1 else 1)
+    if so_far:
+        page = protocol.collect(out)
+    else:
+        check_ready((), own, inputs)
+        plans = protocol.plans(method, out, chosen_tasks, points, inputs)
+        say_if_runs_take_turns(device, jobs)
+        page = protocol.benchmark(plans, out, _playing(own, inputs, jobs), say)
+    say(read_bytes(page).decode())
+    say(f"It is in {out / protocol.PAGE}, and in {out / protocol.FILE} for a leaderboard.")
+
+
+def _playing(own: "Runtime", inputs: "Inputs", jobs: int) -> "Play":
+    """Return what lays out runs and plays them up to a round or their end, before a person's eyes."""
+    from fedbac.cli.playing import play_all
+    from fedbac.runs.sweep import lay_out
+
     def play(points: Sequence["Point"], folder: Path, until: int | None) -> Sequence["Run"]:
         laid = lay_out(points, own, parent=folder)
         runs = play_all(points, None, inputs=inputs, laid=laid, jobs=min(jobs, len(points)), until=until)
@@ -258,13 +318,13 @@ def tune(
             raise typer.Exit(1)
         return runs
 
-    conclude_sweep(tune.tune(plan, play, say), out / "confirmed")
-    say(plan.effort)
+    return play
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, a comparison or a sweep.")],
     data_folder: DataOption = None,
+    allowed: AllowOption = None,
     device: Annotated[str | None, typer.Option("--device", help=f"{DEVICE_HELP} Default: as before.")] = None,
     workers: WorkersOption = None,
     memory: MemoryOption = None,
@@ -309,6 +369,7 @@ def verify(
     ] = 3,
     everything: Annotated[bool, typer.Option("--all", help="Replay every round.")] = False,
     data_folder: DataOption = None,
+    allowed: AllowOption = None,
 ) -> None:
     """Replay rounds of saved runs and compare them bit for bit. Ends with status 1 if one differs."""
     if not replayed_alike(run_folders(folders), None if everything else count, data_folder):
@@ -335,12 +396,13 @@ def replayed_alike(places: Sequence["RunFolder"], count: int | None, data_folder
     return alike
 
 
-def _source(names: Sequence[str], task: str | None) -> str:
-    """Return what the folder of several runs is named after: the task, or the file that has it."""
+def _source(names: Sequence[str], task: str | None, data: str | None) -> str:
+    """Return what the folder of runs is named after: the file that has the task, the task, or the data."""
     from fedbac.runs.configure import is_file
 
     file = next((name for name in names if is_file(name)), None)
-    return Path(file or task or DEFAULT_TASK).stem
+    own = None if data is None or Path(data).is_dir() else data
+    return Path(file or task or own or DEFAULT_TASK).stem
 
 
 def _play(

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape as escape_glob
 from glob import glob
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedbac.errors import ConfigError, visible
+from fedbac.packages import VARIABLE, allow, is_own
 from fedbac.presets import DEFAULT_TASK
 
 if TYPE_CHECKING:
@@ -85,7 +86,49 @@ TrackOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="Folder with data sets. It is searched before FEDBAC_DATA and the cache.")
 ]
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="Data set to use: its name, an .npz file, file.py:function or package.module:function; or a folder with "
+        "data sets, which is searched before FEDBAC_DATA and the cache. Default: the task's.",
+    ),
+]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--network",
+        help="Network to use: lenet5, mlp, resnet, lstm, transformer, file.py:Net or package.module:Net. "
+        "Default: the task's.",
+    ),
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the runs that are already in the folder.")]
+
+
+def allow_here(entries: list[str] | None) -> list[str] | None:
+    """Let this process import these packages and files, and say which they are."""
+    for name, digest in allow(*entries).items() if entries else ():
+        say(f"Allowed here: {name}, with the hash {digest}", err)
+    return entries
+
+
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="CODE[=HASH]",
+        help=f"A package or file.py whose network, loss or data may be used here. Repeatable; or set {VARIABLE}.",
+        callback=allow_here,
+    ),
+]
+
+
+def chosen(settings: Sequence[str], network: str | None, data: str | None) -> tuple[list[str], Path | None]:
+    """Return the settings with the network and the data that options name, and the folder to look for data in."""
+    folder = data is not None and (Path(data).is_dir() or (os.sep in data and not is_own(data)))
+    named = {"network": network, "dataset": None if folder else data}
+    found = [*settings, *(f"task.{field}={name}" for field, name in named.items() if name is not None)]
+    return found, Path(data) if folder and data is not None else None
 
 
 def shown(text: object) -> str:

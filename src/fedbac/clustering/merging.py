@@ -72,6 +72,9 @@ class Merging(Asking):
     """All edges begin in one cluster. For the last rounds each edge goes on in its own: as many rounds as a client
     needs for this many batches. They part later if averaging still gives them better networks. If not given, every
     edge has its own cluster from the start."""
+    sides: Literal["mean", "larger"] = "mean"
+    """How the gaps that two clusters tell of each other become one. By the larger, no cluster that says the other's
+    network fits it can outweigh one that says it does not: a lie about losses makes mergers rarer, never more."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 
@@ -232,7 +235,7 @@ class Merging(Asking):
         return min(prior, float((PRIOR_SLOPE * self.tolerance + constant - self.move_cost) / (PRIOR_SLOPE - slope)))
 
     def _gaps(self, state: MergingState, groups: list[IntArray], evidence: Evidence) -> FloatArray:
-        """g_ab: the mean over both sides of what an edge would lose with the other side's network, and old blame."""
+        """g_ab: over both sides, what an edge would lose with the other side's network, and old blame."""
         label_N, loss_NK, own_N = evidence.labels, evidence[OCCUPIED], _own(evidence)
         with np.errstate(invalid="ignore"):
             gap_NK = (loss_NK - own_N[:, None]) / self._unit(own_N, evidence)[:, None]
@@ -240,7 +243,8 @@ class Merging(Asking):
         gap_NK = np.where(np.isfinite(gap_NK), gap_NK, np.inf)
         one_way_GG = np.array([[gap_NK[a, label_N[b[0]]].mean() for b in groups] for a in groups])
         blame_GG = np.array([[state.blame_NN[np.ix_(a, b)].max() for b in groups] for a in groups])
-        gap_GG: FloatArray = np.maximum((one_way_GG + one_way_GG.T) / 2, 0) + np.maximum(blame_GG, blame_GG.T)
+        both_GG = np.maximum(one_way_GG, one_way_GG.T) if self.sides == "larger" else (one_way_GG + one_way_GG.T) / 2
+        gap_GG: FloatArray = np.maximum(both_GG, 0) + np.maximum(blame_GG, blame_GG.T)
         return gap_GG
 
     def _expected(self, state: MergingState, gap_GG: FloatArray) -> FloatArray:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler
@@ -13,6 +12,7 @@ from pydantic_core import PydanticCustomError, core_schema
 from fedbac.core.policies import lacking
 from fedbac.core.settings import Settings
 from fedbac.errors import ConfigError, quoted, unknown
+from fedbac.packages import announced, imported
 
 GROUP = "fedbac.methods"
 
@@ -23,16 +23,16 @@ log = logging.getLogger("fedbac")
 def plugins() -> dict[str, Callable[[Any], Any]]:
     """Return the presets that installed packages announce; one that cannot be loaded is left out, with a warning."""
     found: dict[str, Callable[[Any], Any]] = {}
-    for entry in entry_points(group=GROUP):
+    for name, code in announced(GROUP).items():
         try:
-            preset = entry.load()
-        except Exception as error:  # whatever a stranger's module does when it is imported
-            log.warning("method %r of %s cannot be loaded: %s", entry.name, entry.value, error)
+            preset = imported(code, "method")
+        except ConfigError as error:
+            log.warning("method %r of %s cannot be loaded: %s", name, code, error)
             continue
         if isinstance(preset, type) or not callable(preset):
-            log.warning("method %r: %s is no function from a task to a Method", entry.name, entry.value)
+            log.warning("method %r: %s is no function from a task to a Method", name, code)
         else:
-            found[entry.name] = preset
+            found[name] = preset
     return found
 
 

@@ -20,7 +20,7 @@ CLUSTERING = Choice(
 SELECTION = Choice(
     SelectionPolicy,
     "fedbac.selection",
-    "Random Thompson CreditThompson Sound PowerOfChoice LossUCB Oort LatencyUCB COCS ResourceScore Contextual",
+    "Random Poisson Thompson CreditThompson Sound PowerOfChoice LossUCB Oort LatencyUCB COCS ResourceScore Contextual",
 )
 SHARING = Choice(
     Sharing,
@@ -32,9 +32,13 @@ PERSONALIZATION = Choice(
     Personalization,
     "fedbac.personalization",
     "Shared PerCluster Directed Additive Personal Interpolated MoreauEnvelope PersonalHead LateHead TwoHeads "
-    "AdaptiveStart ControlVariates GroupCorrections DynamicPull",
+    "AdaptiveStart ControlVariates GroupCorrections DynamicPull Adapters",
 )
-AGGREGATION = Choice(Aggregation, "fedbac.aggregation", "Mean Median TrimmedMean Krum GeometricMedian")
+AGGREGATION = Choice(
+    Aggregation,
+    "fedbac.aggregation",
+    "Mean Median TrimmedMean Krum GeometricMedian CentredClipping MinimumDiameter",
+)
 STEP = Choice(Step, "fedbac.steps", "Take Momentum Adam Yogi Dynamic")
 LINKS = Choice(Transform, "fedbac.core.codecs", "TopK EightBits Clip GaussianNoise")
 
@@ -108,9 +112,10 @@ CHOSEN: dict[str, Collection[str]] = {
     "personalization": PERSONALIZATION,
     "aggregation": AGGREGATION,
     "cloud_aggregation": AGGREGATION,
+    "before": ("nnm", "bucketing"),
     "step": STEP,
     "loss": ("cross_entropy", "squared_error", "next_token", "package"),
-    "network": ("lenet5", "mlp", "custom", "package"),
+    "network": ("lenet5", "mlp", "resnet", "lstm", "transformer", "smollm2", "package"),
     "optimizer": ("sgd", "adamw"),
     **dict.fromkeys(Links.model_fields, LINKS),
 }

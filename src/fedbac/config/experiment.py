@@ -1,27 +1,45 @@
 """The configuration tree: an experiment is a task, a method, how it is judged, and a seed."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Annotated, Literal
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from fedbac.config.columns import AGGREGATION, CLUSTERING, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY, Links
 from fedbac.config.training import Training as Training
 from fedbac.core.answers import checked_phases
-from fedbac.core.codecs import Chain
-from fedbac.core.parts import Adjusting, Personalization, judged_parts
-from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
-from fedbac.core.queries import AT_CLOUD, AT_EDGE, Accuracy, Gram, Loss, Query, Split, answerable, of_updates
+from fedbac.core.bandits import budget
+from fedbac.core.codecs import Alteration, Chain, Clip, GaussianNoise
+from fedbac.core.liars import Liars
+from fedbac.core.parts import Adjusting, Personalization, Stepping, judged_parts
+from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology, Trusting
+from fedbac.core.queries import (
+    AT_CLOUD,
+    AT_EDGE,
+    Accuracy,
+    Gram,
+    Loss,
+    Moment,
+    Query,
+    Seconds,
+    Slope,
+    Split,
+    Statistic,
+    answerable,
+    of_updates,
+)
 from fedbac.core.settings import MAX_CLIENTS, Edges, Examples, Name, Positive, Rounds, Seed, Settings
 from fedbac.core.world import World
-from fedbac.data import Augment, Noise, Partition
+from fedbac.data import Augment, DataName, Noise, OwnData, Partition
 from fedbac.errors import PolicyError
 from fedbac.losses import CrossEntropy, LossChoice
 from fedbac.models import LeNet5, NetworkChoice
 from fedbac.packages import Package
+from fedbac.privacy import Privacy, Promise
 
 MAX_PAIRS = 4_000_000
 """Members times clusters, or times members, of which a policy keeps numbers: half a gigabyte at most."""
@@ -30,8 +48,10 @@ MAX_PAIRS = 4_000_000
 class Task(Settings):
     """What is learned, from which data, spread how, with which network and local training."""
 
-    dataset: Name = "fashion-mnist-mini"
-    """Name of a data set (see: fedbac data list), or of the one handed over in Python."""
+    dataset: DataName = "fashion-mnist-mini"
+    """Name of a data set (see: fedbac data list), an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and
+    ``y_test``, a function that returns them as ``file.py:function`` or ``package.module:function``, or the name of the
+    one handed over in Python."""
     data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of every class, in training and test data, that is used at all; below 1 for a quick look."""
     num_edges: Edges = 10
@@ -51,12 +71,12 @@ class Task(Settings):
     world: World | None = None
     """Devices, links, dropout and deadlines of clients; none by default."""
     network: NetworkChoice = LeNet5()
-    """The network, of which a method may use several; one of yours as ``package.module:name``."""
+    """The network, of which a method may use several; one of yours as ``file.py:name`` or ``package.module:name``."""
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
     """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
     loss: LossChoice = CrossEntropy()
     """What networks learn by: classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``); a
-    loss of yours as ``package.module:name``."""
+    loss of yours as ``file.py:name`` or ``package.module:name``."""
     training: Training = Training()
     """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
@@ -67,6 +87,11 @@ class Task(Settings):
         if isinstance(self.clients_per_edge, tuple):
             return self.clients_per_edge
         return (self.clients_per_edge,) * self.num_edges
+
+    @property
+    def liars(self) -> Liars | None:
+        """Who lies, if anybody."""
+        return None if self.world is None else self.world.liars
 
     @model_validator(mode="after")
     def _every_edge_has_clients(self) -> "Task":
@@ -94,6 +119,9 @@ class Measurement(Settings):
     edge, or those that trained in this round."""
     max_samples_per_client: Examples | None = 256
     """Most examples of a client that are measured on, a fixed subset; null uses all."""
+    average: Literal["mean", "median"] = "mean"
+    """How clients speak for their edge: by the mean, weighted by examples, or by the median, which a few that lie about
+    losses cannot move far."""
     location: Literal["clients", "edge"] = "clients"
     """Who holds the training and validation data that are measured on: decides which bytes are counted."""
 
@@ -125,6 +153,8 @@ class Method(Settings, defer_build=True):
     """What the cloud and clusters do with the combination, once a round."""
     links: Links = Links()
     """What links make of what is sent for training; nothing by default."""
+    privacy: Privacy | None = None
+    """Differential privacy for clients or examples, with noise and an account of it; none by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
@@ -140,6 +170,11 @@ class Method(Settings, defer_build=True):
     def adaptive(self) -> bool:
         """Whether a policy learns during training (a derived column of Table I)."""
         return self.clustering.adaptive or self.selection.adaptive or self.sharing.adaptive
+
+    @property
+    def secret(self) -> bool:
+        """Whether sites see only sums of their clients."""
+        return bool(getattr(self.aggregation, "secret", False))
 
     @property
     def needs(self) -> dict[str, frozenset[Query]]:
@@ -198,6 +233,47 @@ class Experiment(Settings, defer_build=True):
         return training.rate(round_, self.task.rounds)
 
     @property
+    def fewest(self) -> int:
+        """How many clients of a site take part at least, where noise comes in shares of theirs."""
+        privacy = self.method.privacy
+        if privacy is not None and privacy.fewest is not None:
+            return privacy.fewest
+        return min(budget(self.method.selection.fraction, num) for num in site_sizes(self.task, self.method))
+
+    @cached_property
+    def promise(self) -> Promise | None:
+        """What the method promises of privacy, with the noise that keeps it."""
+        privacy, selection, rounds = self.method.privacy, self.method.selection, self.task.rounds
+        if privacy is None:
+            return None
+        each = [1 if privacy.bounds_clients else self.passes(Moment(t, rounds)) for t in range(1, rounds + 1)]
+        queries = accumulate((self.method.topology.edge_rounds * one for one in each), initial=0)
+        # Whoever is drawn must take part, and nobody else: no shares that are too few, no dropping out, no deputies.
+        world = self.task.world
+        alone = privacy.where == "edge" and (
+            world is None or (world.over_selection == 1 and world.dropout == 0 and world.deadline is None)
+        )
+        sampling = getattr(selection, "sampling", 1.0) if privacy.bounds_clients and alone else 1.0
+        return Promise.of(privacy, tuple(queries), sampling, self.method.secret)
+
+    @property
+    def chains(self) -> Mapping[str, Chain]:
+        """The links that do something: those of the method, and what privacy makes of the changes of clients."""
+        promise = self.promise
+        if promise is None or not promise.privacy.bounds_clients:
+            return self.method.links.chains
+        limits: tuple[Alteration, ...] = (Clip(norm=promise.privacy.clip),)
+        if promise.privacy.where == "clients":
+            share = promise.privacy.most_examples * promise.noise_multiplier / math.sqrt(self.fewest)
+            limits += (GaussianNoise(multiplier=share),)
+        return self.method.links.chains | {"client_up": Chain(limits)}
+
+    def passes(self, moment: Moment) -> int:
+        """Return how often a client that is selected passes over its examples, in all phases of one training."""
+        usual, phases = self.task.training.epochs, self.method.personalization.phases()
+        return sum(usual if phase.epochs is None else phase.epochs for phase in phases if phase.runs(moment))
+
+    @property
     def judged_after_training(self) -> bool:
         """Whether the models that count are those of the edges' own averages, before the cloud's."""
         return self.evaluation.point == "edge_model" or self.method.judged == "after_training"
@@ -205,7 +281,10 @@ class Experiment(Settings, defer_build=True):
     @property
     def packages(self) -> dict[str, Package]:
         """By field, what is to be imported."""
-        named = {"task.network": self.task.network, "task.loss": self.task.loss, "method.network": self.method.network}
+        named: dict[str, Any] = {"task.network": self.task.network, "task.loss": self.task.loss}
+        named |= {"method.network": self.method.network}
+        if ":" in self.task.dataset:
+            named["task.dataset"] = OwnData(name=self.task.dataset)
         return {field: value for field, value in named.items() if isinstance(value, Package)}
 
     @model_validator(mode="after")
@@ -267,6 +346,11 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
     if method.step.kind == "dynamic" and len(alphas) > 1:
         yield "method.step 'dynamic' is FedDyn's server; use personalization dynamic_pull with the same alpha"
     yield from _unanswerable(method)
+    yield from _uncombinable(task, method)
+    if method.privacy is not None:
+        yield from _unprotected(task, method, method.privacy)
+    if method.secret:
+        yield from _not_sums(task, method)
     passed_on = next((f for f, queries in method.needs.items() if of_updates(queries)), None)
     if method.unit == "client" and passed_on is not None and method.links.chains.get("cloud_up", Chain()).alterations:
         yield (
@@ -298,11 +382,137 @@ def _too_many_pairs(method: Method, num_members: int, num_clusters: int) -> Iter
         )
 
 
+def _uncombinable(task: Task, method: Method) -> Iterator[str]:
+    """Yield why a rule cannot combine as many children as there are, and liars that are none of them."""
+    sites = site_sizes(task, method)
+    selected = {budget(method.selection.fraction, num) for num in sites}
+    cloud = method.cloud_aggregation or method.aggregation
+    above = "method.aggregation" if method.cloud_aggregation is None else "method.cloud_aggregation"
+    for field, rule, where, nums in (
+        ("method.aggregation", method.aggregation, "clients of an edge", selected),
+        (above, cloud, "edges", {len(sites)}),
+    ):
+        for num in sorted(nums - {1}):
+            if (fault := getattr(rule, "fault", lambda num: None)(num)) is not None:
+                yield f"{field} {rule.kind!r} cannot combine {num} {where}: {fault}"
+    for who, most in (("clients", sum(task.clients())), ("edges", task.num_edges)) if task.liars else ():
+        named = getattr(task.liars, who)
+        beyond = [one for one in named if one >= most] if isinstance(named, tuple) else []
+        if beyond:
+            yield f"task.world.liars.{who}: there is no {beyond[0]}; they are numbered from 0 to {most - 1}"
+
+
+def site_sizes(task: Task, method: Method) -> list[int]:
+    """Return how many clients meet at each site."""
+    return [sum(task.clients()[edge] for edge in edges) for edges in method.topology.sites(task.num_edges)]
+
+
+def _unprotected(task: Task, method: Method, privacy: Privacy) -> Iterator[str]:
+    """Yield what would tell more about data than the noise of ``method.privacy`` covers."""
+    clients, scheme, columns = privacy.bounds_clients, method.personalization, ("clustering", "selection", "sharing")
+    for column in columns:
+        policy = getattr(method, column)
+        for query in sorted(method.needs[f"method.{column}"], key=str):
+            # What is computed from noised updates tells no more than they do; devices and links are no data.
+            noised = isinstance(query, Gram | Slope) and (not clients or method.unit == "edge")
+            if not (noised or isinstance(query, Seconds)):
+                yield (
+                    f"method.{column} {policy.kind!r} asks for {_in_words(query)}, which is an answer about "
+                    "clients' data, and method.privacy adds no noise to it; choose a policy that asks for no such thing"
+                )
+    if clients and method.aggregation.needs == "all":
+        yield (
+            f"method.aggregation {method.aggregation.kind!r} is no sum, so nobody can say how far one client moves it "
+            "(method.privacy); use mean; method.cloud_aggregation may be robust, as it sees noised sums"
+        )
+    if clients and method.links.client_up:
+        kinds = ", ".join(one.kind for one in method.links.client_up)
+        yield (
+            f"method.links.client_up ({kinds}) comes after the clipping of method.privacy, or repeats it, and what "
+            "arrives would have no bound; leave it out, and use method.links.cloud_up"
+        )
+    twins = [part for part, spec in scheme.parts.items() if spec.returns_as is not None]
+    if clients and twins and scheme.parts[scheme.parts[twins[0]].returns_as or ""].scope != "client":
+        yield (
+            f"method.personalization {scheme.kind!r} has a part stand for two ({twins[0]}), to which "
+            "method.privacy cannot add noise; choose another personalization"
+        )
+    if not clients and isinstance(scheme, Adjusting | Stepping):
+        yield (
+            f"method.personalization {scheme.kind!r} looks at data outside of SGD, where method.privacy "
+            "guarantee=example adds no noise; use guarantee=client, or another personalization"
+        )
+    people = sum(task.clients())
+    if clients and privacy.delta * people > 1:
+        yield (
+            f"method.privacy.delta={privacy.delta:g} is more than one over the {people:,} clients, so that it would "
+            f"allow to publish one of them; use at most {1 / people:.1g}"
+        )
+    if privacy.where == "clients":
+        if method.unit == "client" and method.clustering.clusters(people) > 1:
+            yield (
+                "method.privacy.where=clients needs the noise of all clients of an edge in every sum, but with "
+                "method.unit=client an edge sums those of each cluster apart; use where=edge"
+            )
+        if getattr(method.selection, "sampling", 1.0) < 1 and privacy.fewest is None:
+            yield (
+                f"method.selection {method.selection.kind!r} draws any number of clients; say how many shares of noise "
+                "are enough, by method.privacy.fewest"
+            )
+        most = min(site_sizes(task, method))
+        if privacy.fewest is not None and privacy.fewest > most:
+            yield f"method.privacy.fewest is {privacy.fewest}, but an edge has {most} clients; use at most {most}"
+
+
+def _in_words(query: Query) -> str:
+    if isinstance(query, Loss | Accuracy):
+        return f"the {type(query).__name__.lower()} of {query.of!r} models on {query.on} data"
+    if isinstance(query, Statistic):
+        return f"the statistic {query.name!r} of local training"
+    return f"{type(query).__name__} of single clients' updates"
+
+
+def _not_sums(task: Task, method: Method) -> Iterator[str]:
+    """Yield what asks for more than sums of clients, and sums of too few."""
+    rule: Any = method.aggregation
+    only = "and with method.aggregation.secret=true a site sees only sums of clients"
+    for field, queries in method.needs.items():
+        for query in sorted(queries, key=str):
+            single = method.unit == "client" and field != "method.selection"
+            single = single or getattr(query, "each", False) or getattr(query, "name", None) == "square"
+            if single or (field == "method.selection" and isinstance(query, Statistic)):
+                kind = getattr(method, field.removeprefix("method.")).kind
+                yield f"{field} {kind!r} asks for {query} of single clients, {only}; use another, or secret=false"
+    measurement = method.measurement
+    if measurement.average == "median":
+        yield f"method.measurement.average takes the median of single clients, {only}; use mean"
+    some = isinstance(method.selection, Trusting) if measurement.clients == "trusted" else True
+    if measurement.clients != "all" and some:
+        yield (
+            f"method.measurement.clients={measurement.clients} measures with some clients what is also measured with "
+            f"all; the difference of two sums is of a few, {only}; use all"
+        )
+    if method.links.chains.get("client_up", Chain()).codec is not None:
+        yield f"method.links.client_up packs each client's change for itself, {only}; use clip and noise alone"
+    if getattr(method.cloud_aggregation, "secret", False):
+        yield "method.cloud_aggregation.secret: the cloud sees edges' averages; set secret in method.aggregation alone"
+    if task.liars is not None and task.liars.attack == "losses":
+        yield f"task.world.liars tells lies about single clients' losses, {only}; use another attack"
+    for edges in method.topology.sites(task.num_edges):
+        num = sum(task.clients()[edge] for edge in edges)
+        if (chosen := budget(method.selection.fraction, num)) < rule.threshold:
+            yield (
+                f"method.aggregation.threshold is {rule.threshold}, but of {num} clients that meet at a site {chosen} "
+                "train in a round; lower it, or use more clients"
+            )
+            return
+
+
 def _unteachable(method: Method) -> Iterator[str]:
     """Yield why the members of clusters cannot be taught by other clusters' networks."""
     parts, kind = method.personalization.parts, method.personalization.kind
     owned = [part for part, spec in parts.items() if spec.scope == "cluster"]
-    whole = len(owned) == 1 and parts[owned[0]].layers == slice(None) and len(parts[owned[0]].networks) == 1
+    whole = len(owned) == 1 and parts[owned[0]].whole and len(parts[owned[0]].networks) == 1
     if not whole or not any(phase.taught for phase in method.personalization.phases()):
         yield (
             f"method.sharing {method.sharing.kind!r} has clusters teach each other, for which method.personalization "

@@ -31,6 +31,7 @@ from fedbac.core.parts import (
     Scope,
     Start,
     Stepping,
+    extension,
     judged_parts,
 )
 from fedbac.errors import ConfigError, PolicyError
@@ -50,7 +51,7 @@ TRIED = f"tried with {NUM_CLIENTS} clients, of which client 4 has no examples, a
 def check_personalization(scheme: Any, network: Callable[[], nn.Module] | None = None) -> None:
     """Hold a scheme to its promises, with a perceptron of four layers or a network of yours for images 1×4×4."""
     who = check_settings("personalization", scheme, Personalization)
-    build = models.builder(NETWORK, network, SHAPE, NUM_CLASSES, seed=0)
+    build = models.builder(NETWORK, network, SHAPE, NUM_CLASSES, seed=0, extend=extension(scheme))
     try:
         phases, anatomy = checked_phases(scheme), Anatomy(scheme, build(0))
     except (PolicyError, ConfigError) as error:  # which names the scheme

@@ -411,7 +411,7 @@ class _Site(_Play):
         check_same(self.who, "learn()", after, other.learn(loaded, t, mask_N, seen_again, ask), RESUMED)
 
     def check_numbers(self, state: Any, t: int) -> None:
-        """Hold it to select as many as it promises, none of them without data."""
+        """Hold it to select as many as it promises, none of them without data; or by chance alone, if it says so."""
         num, changes = self.num_members, "fraction" in type(self.policy).model_fields
         for fraction in FRACTIONS if changes else (self.policy.fraction,):
             policy = self.policy.model_copy(update={"fraction": fraction}) if changes else self.policy
@@ -419,6 +419,14 @@ class _Site(_Play):
             for holders in (num, (num + 1) // 2, 1):
                 size_N = np.where(np.arange(num) < holders, self.size_N, 0)
                 mask_N, _, _ = crowd.act(state, t, size_N)
+                if getattr(policy, "sampling", 1.0) < 1:
+                    more_N, _, _ = crowd.act(state, t, 2 * size_N)
+                    require(
+                        np.array_equal(mask_N, more_N),
+                        f"{self.who}: act() selected others where clients hold more, but "
+                        f"sampling={policy.sampling} says that chance alone selects",
+                    )
+                    continue
                 expected, found = min(budget(fraction, num), holders), int(mask_N.sum())
                 require(
                     found == expected,

@@ -15,6 +15,8 @@ from fedbac.core.policies import Aggregation
 from fedbac.core.runtime import one_thread
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
+FEW = 2
+"""Children among whom nobody can tell which one lies."""
 BLOCK = 64
 """Clients of an edge that are summed in one product."""
 
@@ -177,7 +179,7 @@ class RowSums:
         for row in sorted(set(row_C[~alone].tolist())):
             among = row_C == row
             mine = matrix_C if among.all() else matrix_C[trees.onto(np.flatnonzero(among), matrix_C.device)]
-            total = (shares.beside(share_C[among], mine) @ mine).double()
+            total = trees.product(shares.beside(share_C[among], mine), mine).double()
             sums[row] = self.sums[row] + total if row in self.sums else total
         looks = [total.sum() for total in sums.values()]
         if not alone.any():
@@ -222,8 +224,43 @@ def average_by_owner(
     owner is the cloud (Eq. 5: all edges together), a cluster (Eq. 6: its members), or whoever reported the row. One
     that nobody reported for, or only rows of weight zero, keeps what it had."""
     if rule is None or rule.needs == "sum":
-        return trees.grouped_mean(trees.join(reports), weight_R, owner_R, before)
+        means = []
+        for cut in trees.cuts(before):  # so that no more is copied at a time
+            rows_R = torch.cat([trees.columns({name: report[name] for name in before}, cut) for report in reports])
+            means.append(trees.grouped_mean({"": rows_R}, weight_R, owner_R, {"": trees.columns(before, cut)})[""])
+        return trees.shaped(torch.cat(means, 1), before)
     return combine_by_owner(before, trees.join(reports), weight_R, owner_R, rule, sent)
+
+
+def bounded(
+    reports: Sequence[Params], weight_R: FloatArray, owner_R: IntArray, sent_K: Params, longest_K: FloatArray
+) -> Params:
+    """Return the rows with the changes of two that share an owner cut to the longest change of an owner so far, by the
+    median over owners, as one may have been a liar's alone: of two, no rule can leave out the one that lies."""
+    rows_R, few = trees.join(reports), np.flatnonzero(shared_by_few(weight_R, owner_R))
+    if not few.size or not longest_K.any():
+        return rows_R
+    matrix_RD, limit = trees.rows(rows_R).clone(), float(np.median(longest_K[longest_K > 0]))
+    start_FD = trees.rows(trees.select(sent_K, owner_R[few])).to(matrix_RD.device)
+    change_FD = matrix_RD[few].double() - start_FD
+    share_F = limit / torch.linalg.vector_norm(change_FD, dim=1).clamp(min=limit)
+    cut_FD = (start_FD + share_F[:, None] * change_FD).to(matrix_RD)
+    matrix_RD[few] = torch.where((share_F < 1)[:, None], cut_FD, matrix_RD[few])
+    return trees.shaped(matrix_RD, rows_R)
+
+
+def shared_by_few(weight_R: FloatArray, owner_R: IntArray) -> BoolArray:
+    """Return which rows have an owner that hears of two and no more."""
+    few_R: BoolArray = (weight_R > 0) & (np.bincount(owner_R, weight_R > 0)[owner_R] == FEW)
+    return few_R
+
+
+def lengths(after_K: Params, sent_K: Params) -> FloatArray:
+    """Return how far every owner has come from what was sent."""
+    after_KD = trees.rows(after_K)
+    change_KD = after_KD - trees.rows(sent_K).to(after_KD.device)
+    length_K: FloatArray = torch.linalg.vector_norm(change_KD, dim=1, dtype=torch.float64).cpu().numpy()
+    return length_K
 
 
 def combine_by_owner(

@@ -137,7 +137,8 @@ def checked_trust(policy: Any, verb: str, mask_N: Any, num_members: int) -> Bool
 def checked_mask(policy: Any, mask_N: Any, size_N: IntArray) -> BoolArray:
     """Return a selection policy's answer if it is a mask that selects somebody who can train."""
     who, checked_N = _named("selection", policy), checked_trust(policy, "act()", mask_N, size_N.size)
-    _require(checked_N.any(), f"{who}: act() selected none of {size_N.size} clients; a round needs at least one")
+    some = checked_N.any() or getattr(policy, "sampling", 1.0) < 1  # whom chance alone selects, it may select none
+    _require(some, f"{who}: act() selected none of {size_N.size} clients; a round needs at least one")
     empty = np.flatnonzero(checked_N & (size_N == 0)).tolist()
     _require(not empty, f"{who}: act() selected clients without training data (places {empty}); pass over them")
     return checked_N
@@ -428,10 +429,14 @@ def _check_followers(who: str, scheme: Any) -> None:
         known = part.returns_as is None or part.returns_as in scheme.parts
         _require(known, f"{who}: part {name!r} cannot return as {part.returns_as!r}, which is none of its parts")
         leader = scheme.parts.get(part.follows)
-        good = part.follows is None or (leader is not None and leader.scope == "cloud" and leader.layers == part.layers)
+        good = part.follows is None or (leader is not None and leader.scope == "cloud" and _alike(leader, part))
         _require(
             good, f"{who}: part {name!r} must follow a part of the cloud with the same layers, not {part.follows!r}"
         )
+
+
+def _alike(part: Part, other: Part) -> bool:
+    return part.layers == other.layers and part.matching == other.matching
 
 
 def _check_terms(who: str, scheme: Any, networks: tuple[str, ...]) -> None:

@@ -138,14 +138,15 @@ class Link:
         passing = {part: stack for part, stack in bank.items() if part in self.passing[direction]}
         return passed(self.chain(direction), passing, start, left, who)
 
+    @cached_property
+    def twins(self) -> Mapping[str, str]:
+        """The parts that come back as another one, and as which."""
+        back = {part: self._scheme.parts[part].returns_as for part in self.passing["down"]}
+        return {part: one for part, one in back.items() if one is not None and one in self.passing["up"]}
+
     def with_twins(self, parts_C: Parts) -> Parts:
         """Return what arrives of clients, also where one of their parts stood for two."""
-        twins = {
-            part: parts_C[spec.returns_as]
-            for part, spec in self._scheme.parts.items()
-            if spec.returns_as in self.passing["up"] and part in self.passing["down"]
-        }
-        return parts_C | twins
+        return parts_C | {part: parts_C[one] for part, one in self.twins.items()}
 
     def num_bytes(self, direction: Direction, bank: Parts, one_row: bool = False, purpose: Purpose = "train") -> int:
         """Return what it costs to send a bank once, or of each part the row that a client uses."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class Part:
       share them; or none, ``()``: numbers that no phase trains and that the scheme itself works out
       (``Adjusting``).
     - ``layers``: which of its layers: modules with weights of their own, in their order. The last one is the head.
+    - ``matching``: patterns on the names of weights, with ``*`` for anything: only those that match one; all without.
     - ``follows``: a part of the cloud, of the same layers, that this one equals until its owner first trains it.
     - ``returns_as``: a part that this one equals as clients come back with it: where that one passes a link, both
       are sent at once. Without it, links would count the same weights twice.
@@ -36,6 +38,7 @@ class Part:
     scope: Scope
     network: str | tuple[str, ...]
     layers: slice = field(default_factory=lambda: slice(None))
+    matching: tuple[str, ...] = ()
     follows: str | None = None
     returns_as: str | None = None
 
@@ -43,6 +46,11 @@ class Part:
     def networks(self) -> tuple[str, ...]:
         """All networks that they belong to."""
         return (self.network,) if isinstance(self.network, str) else self.network
+
+    @property
+    def whole(self) -> bool:
+        """Whether they are all weights of their networks."""
+        return self.layers == slice(None) and not self.matching
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,15 @@ class Personalization(Protocol):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return how the parts are trained, one phase after another."""
+
+
+@runtime_checkable
+class Extending(Protocol):
+    """A personalization that adds to the task's network what it trains."""
+
+    def extend(self, network: nn.Module) -> nn.Module:
+        """Return the network with all that parts hold. It may be the same, changed; random weights are drawn from the
+        run's seed, and what needs no gradient afterwards is frozen."""
 
 
 @runtime_checkable
@@ -229,6 +246,11 @@ class Blending(Protocol):
         the cloud goes with all rows of the others."""
 
 
+def extension(scheme: Personalization) -> Callable[[nn.Module], nn.Module] | None:
+    """Return what a scheme makes of a network before anybody uses it; None where it takes the network as it is."""
+    return scheme.extend if isinstance(scheme, Extending) else None
+
+
 def predicting(scheme: Personalization, parts: Parts) -> Parts:
     """Return the parts that make predictions, given those that are kept."""
     return parts | scheme.blended(parts) if isinstance(scheme, Blending) else parts
@@ -300,7 +322,7 @@ class Anatomy:
         """The weights of one network that can change, in the order in which they are flattened. Those that are frozen
         belong to no part: whoever runs the network has them."""
         self.weights = {
-            part: held_by(network, self.names, spec.layers) if spec.networks else ()
+            part: held_by(network, self.names, spec.layers, spec.matching) if spec.networks else ()
             for part, spec in scheme.parts.items()
         }
         """The names of the weights that each part holds of its networks."""
@@ -348,11 +370,16 @@ class Anatomy:
                 )
 
 
-def held_by(network: nn.Module, names: Sequence[str], layers: slice) -> tuple[str, ...]:
-    """Return which of a network's weights some of its layers hold."""
+def held_by(network: nn.Module, names: Sequence[str], layers: slice, matching: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return which of a network's weights some of its layers hold, only those that match a pattern if any is given."""
     owners = {_module(name) for name in names}
     order = [name for name, _ in network.named_modules() if name in owners]
-    return tuple(name for name in names if _module(name) in set(order[layers]))
+    chosen = set(order[layers])
+    return tuple(
+        name
+        for name in names
+        if _module(name) in chosen and (not matching or any(fnmatchcase(name, pattern) for pattern in matching))
+    )
 
 
 def _module(name: str) -> str:

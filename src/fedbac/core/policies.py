@@ -135,7 +135,8 @@ class SelectionPolicy(Asking, Protocol):
 
     @property
     def fraction(self) -> float:
-        """p, the share of the members to select."""
+        """p, the share of the members to select; of one with an attribute ``sampling`` below 1, the probability of each
+        by chance alone, whatever the data are."""
 
     def ask(self, state: Any, evidence: Evidence, rng: Rng) -> Ask:
         """Say what must be measured in this round; nothing is yet."""

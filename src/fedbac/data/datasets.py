@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -19,6 +19,48 @@ from fedbac.losses import IGNORED, Labels
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 LARGEST_FLOAT = np.finfo(np.float32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Tiers:
+    """Who holds which examples of a data set by nature. Edges and clients are numbered through from 0; a client that
+    comes later is at the same edge or a later one."""
+
+    client_train: Array
+    """The client of every training example."""
+    edge_test: Array
+    """The edge of every test example."""
+    edge: Array
+    """The edge of every client."""
+    names: tuple[str, ...] = ()
+    """What each edge is."""
+    groups: tuple[str, ...] = ()
+    """What each edge is known to belong to, such as the family of a language; no method is told."""
+
+    def __post_init__(self) -> None:
+        for field in ("client_train", "edge_test", "edge"):
+            numbers = np.asarray(getattr(self, field))
+            if numbers.ndim != 1 or numbers.size == 0 or not np.issubdtype(numbers.dtype, np.integer):
+                raise ConfigError(f"{field} is {kind_of(numbers)} {numbers.shape}; it must be a row of whole numbers")
+            object.__setattr__(self, field, numbers.astype(np.int64))
+        num_edges = int(self.edge[-1]) + 1
+        if self.edge[0] != 0 or not np.isin(np.diff(self.edge), (0, 1)).all():
+            raise ConfigError("edge must begin with 0 and go up by one at a time: clients come edge by edge")
+        for field, most in (("client_train", self.edge.size), ("edge_test", num_edges)):
+            numbers = getattr(self, field)
+            if numbers.min() < 0 or numbers.max() >= most:
+                raise ConfigError(f"{field} runs from {numbers.min()} to {numbers.max()}; it must be 0 to {most - 1}")
+        for field in ("names", "groups"):
+            told = tuple(map(str, getattr(self, field)))
+            if told and len(told) != num_edges:
+                raise ConfigError(f"{field} tells of {len(told)} edges, but there are {num_edges}")
+            object.__setattr__(self, field, told)
+
+    @property
+    def clients_per_edge(self) -> tuple[int, ...]:
+        """How many clients each edge has."""
+        return tuple(np.bincount(self.edge).tolist())
+
 
 LABELS = "labels must be classes (whole numbers from 0), numbers to predict (floats), or rows of tokens (whole numbers)"
 
@@ -39,6 +81,8 @@ class Dataset:
     y_test: Array
     num_classes: int
     """Outputs of a network: classes, numbers to predict, or tokens that there are."""
+    tiers: Tiers | None = None
+    """Who holds which examples by nature, where the data have edges and clients of their own."""
 
     def __post_init__(self) -> None:
         try:
@@ -52,6 +96,13 @@ class Dataset:
             )
         for split, x, y in self._splits():
             check_arrays(f"data set {self.name!r}: {split}", x, y, self.num_classes)
+        if self.tiers is not None:
+            for split, y, tier in (("train", self.y_train, "client"), ("test", self.y_test, "edge")):
+                if len(numbers := getattr(self.tiers, f"{tier}_{split}")) != len(y):
+                    raise ConfigError(
+                        f"data set {self.name!r}: {tier}_{split} tells the {tier} of {len(numbers)} examples; there "
+                        f"are {len(y)}"
+                    )
         if self.x_train.shape[1:] != self.x_test.shape[1:] or self.x_train.dtype != self.x_test.dtype:
             raise ConfigError(
                 f"data set {self.name!r}: an example is {self.x_train.dtype} {self.x_train.shape[1:]} in x_train but "
@@ -60,8 +111,9 @@ class Dataset:
 
     @classmethod
     def from_arrays(
-        cls, name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array, num_classes: int | None = None
-    ) -> Self:
+        cls, name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array, num_classes: int | None = None,
+        tiers: Tiers | None = None,
+    ) -> Self:  # fmt: skip
         """Make a data set from arrays; uint8 images may also be ``[N, H, W]`` or channels-last, tokens any integers.
 
         A uint8 array counts as channels-last when its last axis is 1 or 3 and its second axis is neither. Without
@@ -72,7 +124,7 @@ class Dataset:
             num_classes = y_train.shape[1]
         elif num_classes is None:
             num_classes = int(max(y_train.max(initial=-1), y_test.max(initial=-1))) + 1
-        return cls(name, as_examples(x_train), y_train, as_examples(x_test), y_test, num_classes)
+        return cls(name, as_examples(x_train), y_train, as_examples(x_test), y_test, num_classes, tiers)
 
     @classmethod
     def from_torch(
@@ -108,13 +160,18 @@ class Dataset:
     def sample(self, fraction: float, seed: int) -> Self:
         """Return a data set with this share of every class, at least one example of each, drawn at random."""
         parts: list[Array] = []
+        keep: list[Array] = []
         for split, ((_, x, y), class_N) in enumerate(zip(self._splits(), self.dealt_by[:2], strict=True)):
             rng = stream(seed, "sample", split)
             classes = [rng.permutation(np.flatnonzero(class_N == c)) for c in np.unique(class_N)]
             kept = np.sort(np.concatenate([c[: max(1, round(fraction * c.size))] for c in classes]))
             parts += [x[kept], y[kept]]
+            keep.append(kept)
         x_train, y_train, x_test, y_test = parts
-        return type(self)(self.name, x_train, y_train, x_test, y_test, self.num_classes)
+        tiers = self.tiers
+        if tiers is not None:
+            tiers = replace(tiers, client_train=tiers.client_train[keep[0]], edge_test=tiers.edge_test[keep[1]])
+        return type(self)(self.name, x_train, y_train, x_test, y_test, self.num_classes, tiers)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -124,6 +181,9 @@ class Dataset:
             for array in (x, y):
                 digest.update(f"{array.dtype.str}{array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).data)
+        if self.tiers is not None:
+            for array in (self.tiers.client_train, self.tiers.edge_test, self.tiers.edge):
+                digest.update(array.data)
         return digest.hexdigest()
 
     @property
@@ -162,6 +222,12 @@ def normalization_of(sums_C3: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
     square_C = sums_C3[:, 1] / sums_C3[:, 2]
     std_C = np.sqrt(np.maximum(square_C - mean_C**2, 0.0)) / 255
     return (mean_C / 255).astype(np.float32), np.where(std_C > 0, std_C, 1.0).astype(np.float32)
+
+
+def fixed_normalization(channels: int) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation that tell nothing of the images: pixels come to lie between -1 and 1."""
+    half_C = np.full(channels, 0.5, dtype=np.float32)
+    return half_C, half_C
 
 
 def labels_of(y: Array) -> Labels:

@@ -14,6 +14,7 @@ from scipy.special import log_softmax, softmax
 
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import Edges, Examples, FloatArray, IntArray, Settings
+from fedbac.data.datasets import Tiers
 from fedbac.data.shards import Shards
 from fedbac.errors import ConfigError, PartitionError
 
@@ -47,6 +48,9 @@ class Partition(Settings):
     """How often to draw again until both minimums hold (C.11)."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of each client's training examples kept apart for validation, rounded down."""
+    natural: bool = False
+    """Leave examples with the edges and clients that the data set brings with it. Then nothing is drawn but what is
+    kept apart for validation, and the other settings here do not count."""
 
 
 def partition(
@@ -73,13 +77,23 @@ def partition(
         client_NC, test_MC = _draw(train_C, test_C, clients_per_edge, config, seed, attempt)
         smallest_client, smallest_test = int(client_NC.sum(1).min()), int(test_MC.sum(1).min())
         if smallest_client >= config.min_client_samples and smallest_test >= config.min_edge_test:
-            train, validation = _deal_train(y_train, client_NC, config.validation_fraction, seed, attempt)
+            dealt = _shuffle_and_cut(y_train, client_NC, stream(seed, "partition-deal", attempt))
+            train, validation = _held_out(dealt, config.validation_fraction, seed, attempt)
             test = _shuffle_and_cut(y_test, test_MC, stream(seed, "partition-deal-test", attempt))
             ends = itertools.accumulate(clients_per_edge)
             clients = tuple(range(end - num, end) for end, num in zip(ends, clients_per_edge, strict=True))
             return Shards(train, validation, tuple(np.sort(shard) for shard in test), clients)
         smallest.append((smallest_client, smallest_test))
     raise PartitionError(_why_not(smallest, config))
+
+
+def by_nature(tiers: Tiers, validation_fraction: float, seed: int) -> Shards:
+    """Leave all examples with the clients and edges that have them by nature."""
+    shards = [np.flatnonzero(tiers.client_train == client) for client in range(tiers.edge.size)]
+    train, validation = _held_out(shards, validation_fraction, seed, 0)
+    test = tuple(np.flatnonzero(tiers.edge_test == edge) for edge in range(len(tiers.clients_per_edge)))
+    clients = tuple(np.flatnonzero(tiers.edge == edge).tolist() for edge in range(len(test)))
+    return Shards(train, validation, test, clients)
 
 
 def class_counts(y: IntArray, groups: Sequence[IntArray], num_classes: int) -> IntArray:
@@ -167,11 +181,11 @@ def _largest_remainder(total: int, share_M: FloatArray) -> IntArray:
     return count_M
 
 
-def _deal_train(
-    y_train: IntArray, client_NC: IntArray, validation_fraction: float, seed: int, attempt: int
+def _held_out(
+    shards: Sequence[IntArray], validation_fraction: float, seed: int, attempt: int
 ) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]]:
+    """Return what every client trains on, and what it keeps apart."""
     train, validation = [], []
-    shards = _shuffle_and_cut(y_train, client_NC, stream(seed, "partition-deal", attempt))
     for client, shard in enumerate(shards):
         num_validation = validation_count(validation_fraction, len(shard))
         shuffled = stream(seed, "partition-validation", attempt, client).permutation(shard)
@@ -206,7 +220,7 @@ def _check_feasible(num_train: int, num_test: int, clients_per_edge: Sequence[in
     if num_edges * config.min_edge_test > num_test:
         raise PartitionError(
             f"{num_test} test examples cannot give {num_edges} edges min_edge_test={config.min_edge_test} each; "
-            "use fewer edges or a lower task.partition.min_edge_test"
+            "use fewer edges (task.num_edges) or a lower task.partition.min_edge_test"
         )
 
 

@@ -15,21 +15,27 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbac.data.datasets import Array
+from fedbac.data.datasets import Array, Tiers
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DataNotFoundError, NotEnoughMemoryError
 from fedbac.files import opened, read_bytes
 
 Arrays = tuple[Array, Array, Array, Array]
+Natural = tuple[*Arrays, Tiers]
+"""The same, and who holds which."""
 
 NAMES = ("x_train", "y_train", "x_test", "y_test")
 """Of the arrays in an ``.npz`` file."""
+TIERS = ("client_train", "edge_test", "edge")
+"""Of those that tell who holds which examples."""
+NAMED = ("names", "groups")
+"""Of those that say more of edges."""
 MAX_BYTES = 4 * 2**30
 """Of a data set, unpacked."""
 MAX_MEMO = 1_000_000
@@ -37,7 +43,7 @@ MAX_MEMO = 1_000_000
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path | str) -> Iterator[None]:
     """Turn whatever goes wrong while a file is read into one error that names the file."""
     try:
         yield
@@ -50,25 +56,55 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:  # on damaged bytes a parser can raise nearly anything
         raise DataNotFoundError(
             f"{path} cannot be used: it is damaged, cut short, or not in the format of its name "
-            f"({type(error).__name__}: {str(error)[:LONGEST_QUOTE]}). Delete it and get it again, or point to another "
-            "folder."
+            f"({type(error).__name__}: {str(error)[:LONGEST_QUOTE]}). Delete it and get it again, point to another "
+            "folder, or write plain numbers with numpy.savez, no Python objects."
         ) from error
 
 
-def read_npz(paths: Sequence[Path]) -> Arrays:
-    """Read one ``.npz`` file with the four arrays under their names."""
+def read_npz(paths: Sequence[Path]) -> Arrays | Natural:
+    """Read one ``.npz`` file with the four arrays under their names, and who holds which if it says so."""
     (path,) = paths
+    with reading(path), opened(path) as file, zipfile.ZipFile(file) as members:
+        _refuse_beyond(MAX_BYTES, sum(member.file_size for member in members.infolist()))
+    arrays = read_arrays(path)
+    with reading(path):
+        tiers = tiers_in(arrays)
+        return in_order(arrays) if tiers is None else (*in_order(arrays), tiers)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Read the arrays of an ``.npz`` file by their names, or the one of an ``.npy`` file; no code in them is run."""
     # Opened here, because numpy leaves a file that it opened itself open when it is damaged.
     with reading(path), opened(path) as file:
-        with zipfile.ZipFile(file) as members:
-            _refuse_beyond(MAX_BYTES, sum(member.file_size for member in members.infolist()))
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in NAMES if name not in archive]
-            if missing:
-                raise ConfigError(f"it lacks {', '.join(missing)}; save {', '.join(NAMES)} together")
-            x_train, y_train, x_test, y_test = (archive[name] for name in NAMES)
-            return x_train, y_train, x_test, y_test
+        content = np.load(file, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return {path.stem: content}
+        with content:
+            return {name: content[name] for name in content.files}
+
+
+def in_order(arrays: Mapping[str, Any]) -> Arrays:
+    """Return the four arrays of a data set; which are missing, and what there is instead, is said."""
+    missing = [name for name in NAMES if name not in arrays]
+    if missing:
+        found = ", ".join(f"{name} {list(np.shape(array))}" for name, array in arrays.items()) or "nothing"
+        raise ConfigError(
+            f"it lacks {', '.join(missing)}, and has {found[:LONGEST_QUOTE]}; give examples x_train and x_test [N, …] "
+            "and their labels y_train and y_test [N]"
+        )
+    x_train, y_train, x_test, y_test = (np.asarray(arrays[name]) for name in NAMES)
+    return x_train, y_train, x_test, y_test
+
+
+def tiers_in(arrays: Mapping[str, Any]) -> Tiers | None:
+    """Return who holds which examples, if the arrays say so."""
+    missing = [name for name in TIERS if name not in arrays]
+    if len(missing) == len(TIERS):
+        return None
+    if missing:
+        raise ConfigError(f"it lacks {', '.join(missing)}; who holds what is told by {', '.join(TIERS)} together")
+    told: dict[str, Any] = {name: tuple(np.asarray(arrays[name]).tolist()) for name in NAMED if name in arrays}
+    return Tiers(**told | {name: np.asarray(arrays[name]) for name in TIERS})
 
 
 def read_idx(paths: Sequence[Path]) -> Arrays:

@@ -96,13 +96,7 @@ class Noise(Settings):
 
 def add_noise(dataset: Dataset, shards: Shards, noise: Noise, seed: int) -> tuple[Dataset, Shards]:
     """Return the data with noisy labels, and the shards with a note of whose they are."""
-    if dataset.labels != "classes":
-        raise ConfigError(f"task.noise: it draws classes anew, and the labels of {dataset.name!r} are none; set null")
-    held = np.concatenate([*shards.train, *shards.validation])
-    if np.unique(held).size < held.size:
-        raise ConfigError(
-            "task.noise: clients share examples, so a noisy label of one would be another's too; set null"
-        )
+    _check_relabelling("task.noise", dataset, shards)
     noisy: list[int] = []
     for edge, clients in enumerate(shards.clients):
         count = round(noise.clients * len(clients))
@@ -114,3 +108,23 @@ def add_noise(dataset: Dataset, shards: Shards, noise: Noise, seed: int) -> tupl
         hit = mine[rng.random(mine.size) < noise.labels]
         y_train[hit] = rng.integers(dataset.num_classes, size=hit.size)
     return replace(dataset, y_train=y_train), replace(shards, noisy=tuple(noisy))
+
+
+def flip_labels(dataset: Dataset, shards: Shards, liars: Sequence[int]) -> Dataset:
+    """Return the data with labels K − 1 − y at some clients, on which they train, and measure too."""
+    _check_relabelling("task.world.liars", dataset, shards)
+    y_train = dataset.y_train.copy()
+    for client in liars:
+        for mine in (shards.train[client], shards.validation[client]):
+            y_train[mine] = dataset.num_classes - 1 - y_train[mine]
+    return replace(dataset, y_train=y_train)
+
+
+def _check_relabelling(field: str, dataset: Dataset, shards: Shards) -> None:
+    """Refuse labels that are no classes, or that belong to several clients."""
+    if dataset.labels != "classes":
+        kind = dataset.labels
+        raise ConfigError(f"{field}: it changes classes, and the labels of {dataset.name!r} are {kind}; set null")
+    held = np.concatenate([*shards.train, *shards.validation])
+    if np.unique(held).size < held.size:
+        raise ConfigError(f"{field}: clients share examples, so a wrong label of one would be another's too; set null")

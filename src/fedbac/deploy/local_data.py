@@ -1,25 +1,20 @@
 """The data of one site: read where they are, described in a few numbers, and never sent."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedbac.core.rng import stream
 from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays, kind_of, labels_of
 from fedbac.data.partition import validation_count
-from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, quoted
-from fedbac.files import opened
+from fedbac.data.sources import arrays_of
+from fedbac.errors import ConfigError, DataNotFoundError, DeployError, quoted
 from fedbac.losses import Labels
-from fedbac.packages import imported
 
 SPLITS = ("train", "validation", "test")
-FILE = "data.npz"
 NUMBERS = ("uint8", "int64", "float32", "float64", "float16")
 """Number types of examples."""
 MOST_CLASSES = 100_000
@@ -126,19 +121,10 @@ def read_local(source: str) -> LocalData:
     fraction when missing), x_test and y_test. A function is named as ``package.module:function`` and returns such
     arrays by name.
     """
-    path = Path(source)
-    arrays: Mapping[str, Any]
-    if path.is_dir():
-        arrays = _npz(path / FILE) if (path / FILE).exists() else _folder(path)
-    elif path.suffix == ".npz":
-        arrays = _npz(path)
-    elif ":" in source and not path.exists():
-        arrays = _called(source)
-    else:
-        raise DeployError(
-            f"--data: {quoted(source)} is no .npz file, no folder, and no function (package.module:function)"
-        )
-    return from_arrays(arrays, source)
+    try:
+        return from_arrays(arrays_of(source, "--data"), source)
+    except (ConfigError, DataNotFoundError) as error:
+        raise DeployError(str(error)) from error
 
 
 def from_arrays(arrays: Mapping[str, Any], source: str) -> LocalData:
@@ -160,44 +146,3 @@ def from_arrays(arrays: Mapping[str, Any], source: str) -> LocalData:
         return LocalData(x, y)
     except (ConfigError, DeployError) as error:
         raise DeployError(f"{source}: {error}") from error
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever goes wrong while a file is read into one error that names it."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DeployError(f"--data: there is no file {path}") from error
-    except Exception as error:  # on damaged bytes a parser can raise nearly anything
-        what = f"{type(error).__name__}: {str(error)[:LONGEST_QUOTE]}"
-        raise DeployError(
-            f"{path} cannot be read ({what}); write plain numbers with numpy.savez or numpy.save, no Python objects"
-        ) from error
-
-
-def _npz(path: Path) -> dict[str, NDArray[Any]]:
-    with _reading(path), opened(path) as file, np.load(file, allow_pickle=False) as content:
-        return {name: content[name] for name in content.files}
-
-
-def _folder(path: Path) -> dict[str, NDArray[Any]]:
-    arrays = {}
-    for file in sorted(path.glob("*.npy")):
-        with _reading(file), opened(file) as content:
-            arrays[file.stem] = np.load(content, allow_pickle=False)
-    if not arrays:
-        raise DeployError(f"{path}: there is no {FILE} and no .npy file in this folder")
-    return arrays
-
-
-def _called(source: str) -> Mapping[str, Any]:
-    try:
-        arrays = imported(source, "--data")()
-    except ConfigError as error:
-        raise DeployError(str(error)) from error
-    except Exception as error:
-        raise DeployError(f"--data: {source} failed with {type(error).__name__}: {error}; mend it") from error
-    if not isinstance(arrays, Mapping):
-        raise DeployError(f"--data: {source} must return arrays by name, not a {type(arrays).__name__}")
-    return arrays

@@ -39,6 +39,8 @@ TRAINING = {"train": "trained", "fit": "update"}
 READY = "fedbac"
 """The health service's name for whether a site takes part; that of the process has none."""
 DAY = 86_400.0
+MOST_READERS = 16
+"""Connections to each port at once."""
 LOOK = 0.5
 """Seconds between two looks at whether a site takes part."""
 
@@ -187,14 +189,37 @@ class _Page(BaseHTTPRequestHandler):
         """Log nothing: a monitor asks every few seconds."""
 
 
-class _Server6(ThreadingHTTPServer):
-    address_family = socket.AF_INET6
+class _Server(ThreadingHTTPServer):
+    """Serves few at once, and lets others go: the site itself needs threads and files."""
+
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._free = threading.Semaphore(MOST_READERS)
+        super().__init__((host, port), _Page)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Leave out of the log that somebody did not wait for the numbers."""
+        log.debug("metrics", exc_info=True)
 
 
 @contextmanager
 def _serving_metrics(host: str, port: int) -> Iterator[None]:
     try:
-        server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), _Page)
+        server = _Server(host, port)
     except OSError as error:
         raise DeployError(
             f"--metrics: cannot listen at {host}:{port} ({error.strerror}); choose another port"
@@ -219,7 +244,8 @@ def _serving_health(address: str) -> Iterator[None]:
     status = health_pb2.HealthCheckResponse.ServingStatus
     servicer, over = health.HealthServicer(), threading.Event()
     pool = ThreadPoolExecutor(4, thread_name_prefix="fedbac-health")
-    server = grpc.server(pool, options=[("grpc.so_reuseport", 0)], maximum_concurrent_rpcs=16)
+    options = [("grpc.so_reuseport", 0), ("grpc.max_allowed_incoming_connections", MOST_READERS)]
+    server = grpc.server(pool, options=options, maximum_concurrent_rpcs=MOST_READERS)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     try:
         server.add_insecure_port(address)

@@ -15,7 +15,8 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.data import Dataset
-from fedbac.deploy.local_data import FILE, read_local
+from fedbac.data.sources import FILE
+from fedbac.deploy.local_data import read_local
 from fedbac.deploy.protocol.charter import outputs
 from fedbac.deploy.settings import CLOUD, SiteConfig, client_name, edge_name
 from fedbac.errors import DeployError
@@ -27,9 +28,9 @@ PATIENCE = 10.0
 """Seconds that a site has to end by itself."""
 
 
-def own_data(experiment: Experiment, source: Path) -> Dataset:
-    """Return all data of a trial from a file of the user's, with the arrays of a site."""
-    data = read_local(str(source))
+def own_data(experiment: Experiment, source: str) -> Dataset:
+    """Return all data of a trial from a file or a function of the user's, with the arrays of a site."""
+    data = read_local(source)
     if missing := {"train", "test"} - data.y.keys():
         raise DeployError(f"{source}: a trial needs training and test data; add x_ and y_{sorted(missing)[0]}")
     num_classes = outputs(

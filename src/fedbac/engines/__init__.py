@@ -5,7 +5,7 @@ from fedbac.engines.adjusting import adjusted
 from fedbac.engines.prefetch import Prefetching, QueueingTrainer
 from fedbac.engines.simulator import Simulator, check_room
 from fedbac.federation import Federation
-from fedbac.local import make_trainer
+from fedbac.local import make_trainer, per_example
 from fedbac.rounds.messages import Edges
 
 
@@ -15,9 +15,10 @@ def connect(experiment: Experiment, federation: Federation, runtime: Runtime) ->
         from fedbac.engines.ray import RayEdges  # an extra, imported only when asked for
 
         return RayEdges(experiment, federation, runtime)
-    trainer = make_trainer(federation.network, experiment.method.personalization, federation.examples, runtime)
-    goes_on = isinstance(adjusted(trainer, experiment.method.personalization), QueueingTrainer)
-    engine = Prefetching if goes_on else Simulator
+    scheme, gradients = experiment.method.personalization, per_example(experiment, experiment.seed)
+    trainer = make_trainer(federation.network, scheme, federation.examples, runtime, gradients)
+    goes_on = isinstance(adjusted(trainer, scheme), QueueingTrainer)
+    engine = Prefetching if goes_on and not experiment.method.secret else Simulator
     return engine(experiment, federation.sites, trainer, runtime.memory_gib)
 
 

@@ -24,6 +24,7 @@ from fedbac.core.rng import Rng
 from fedbac.core.runtime import out_of_memory
 from fedbac.core.settings import FloatArray
 from fedbac.core.state import State
+from fedbac.engines.secret import SecretAverage
 from fedbac.engines.simulator import Simulator, average_of, averaged, without_networks
 from fedbac.local import one_thread
 from fedbac.rounds.cloud import Ordered, Record, Round
@@ -183,10 +184,11 @@ class Prefetching(Simulator):
     def _queued(self, requests: Mapping[int, Request]) -> Queued | None:
         """Give the device all clients to train, their averages to make, and what edges are expected to ask of these.
         Return None where it has no room for all of them, where what clients send is not what they come back with, or
-        where a rule must see all of them."""
+        where a rule or a liar must see all of them."""
         asked = cast(dict[int, Average], requests)
         count = sum(request.size_C.size for request in asked.values())
-        if count > self.chunks.fitting(list(asked.values())) or any(one.link or one.rules for one in asked.values()):
+        held = any(one.link or one.rules or one.lies for one in asked.values())
+        if held or count > self.chunks.fitting(list(asked.values())):
             return None
         return self.chunks.attempt(count, lambda: self._begun(asked, count))
 
@@ -204,7 +206,7 @@ class Prefetching(Simulator):
             ends = np.cumsum([sum(map(len, guess.looks)) for guess in guesses])
             found = []
             for request, guess, mine, one in zip(requests, guesses, np.split(looks(), ends[:-1]), trained, strict=True):
-                average: EdgeAverage = guess
+                average: EdgeAverage | SecretAverage = guess
                 if np.isfinite(mine).all() and np.isfinite(one.loss_C).all():
                     guess.loss_C = one.loss_C
                 else:

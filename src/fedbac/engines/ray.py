@@ -22,7 +22,7 @@ from fedbac.core.parts import Parts, Scope
 from fedbac.engines.simulator import Simulator
 from fedbac.errors import ConfigError, EngineError, Error
 from fedbac.federation import Federation
-from fedbac.local import Examples, make_trainer
+from fedbac.local import Examples, make_trainer, per_example
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Site, TrainOrder, TrainReport
 
 try:
@@ -133,7 +133,8 @@ class EdgeActor:
     def edges(self) -> Simulator:
         """The engine that does this edge's orders."""
         scheme = self.experiment.method.personalization
-        trainer = make_trainer(self.network, scheme, self.examples, self.runtime)
+        gradients = per_example(self.experiment, self.experiment.seed)
+        trainer = make_trainer(self.network, scheme, self.examples, self.runtime, gradients)
         return Simulator(self.experiment, self.sites, trainer, self.runtime.memory_gib, sharers=len(self.sites))
 
     def place(self) -> Place:

@@ -20,6 +20,7 @@ from fedbac.core.parts import Parts, Scope
 from fedbac.core.requests import Average, Averaged, Evaluate, Request, Result, Trained, Trainer, gathered
 from fedbac.core.runtime import out_of_memory
 from fedbac.engines.adjusting import adjusted
+from fedbac.engines.secret import SecretAverage, summed_measurement
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Assembled
 from fedbac.local import num_cores, one_thread
@@ -62,11 +63,14 @@ class Chunks:
         """How many processes share it."""
         self.most: int | None = None
         """Clients in a chunk; None before the first."""
+        self.unsent: dict[int, list[Trained]] = {}
+        """By request, what clients learned that send nothing yet: liars among them wait for what all have learned."""
 
     def average(self, requests: Sequence[Average]) -> list[Averaged]:
         """Train the clients of all requests and average those of each by the rows that they started from."""
         averages = [average_of(request) for request in requests]
         returned: list[list[Returned]] = [[] for _ in requests]
+        self.unsent = {}
         left = [Piece(r, slice(0, request.size_C.size)) for r, request in enumerate(requests)]
         while left:
             chunk, rest = cut(left, self.fitting(requests))
@@ -83,7 +87,8 @@ class Chunks:
             per_client = max(per_client, getattr(self.trainer, "bytes_per_client", 0))  # a trainer may know better
             memory = (default_memory(self.trainer.device) if self.memory is None else self.memory) / self.sharers
             # Clients that are held until all have come take from it too; half is left, or training would crawl.
-            held = sum(request.size_C.size for request in requests) * sum(size[part] for part in rules)
+            kept = size if any(request.lies for request in requests) else rules
+            held = sum(request.size_C.size for request in requests) * sum(size[part] for part in kept)
             self.most = max(1, int(max(memory - held, memory / 2) / per_client))
         return self.most
 
@@ -91,7 +96,7 @@ class Chunks:
         self,
         chunk: Sequence[Piece],
         requests: Sequence[Average],
-        averages: Sequence[EdgeAverage],
+        averages: Sequence[EdgeAverage | SecretAverage],
         returned: Sequence[list[Returned]],
     ) -> bool:
         """Train a chunk, add it to the averages and let go of it; return False when memory ran out."""
@@ -99,10 +104,21 @@ class Chunks:
         trained = self.attempt(sum(len(order.clients) for order in orders), lambda: self.trainer.train(orders))
         if trained is None:
             return False
-        for piece, result in zip(chunk, trained, strict=True):
-            result, left = _arrived(requests[piece.request], piece.clients, result)
-            averages[piece.request].add(result.parts_C, result.loss_C)
-            returned[piece.request].append((without_networks(requests[piece.request], result), left))
+        for (number, clients), result in zip(chunk, trained, strict=True):
+            request = requests[number]
+            if request.lies is not None:
+                waiting = self.unsent.setdefault(number, [])
+                waiting.append(replace(result, parts_C=trees.join_parts([result.parts_C])))  # the chunk may go
+                if clients.stop < request.size_C.size:
+                    continue
+                result, clients = gathered(waiting), slice(0, clients.stop)
+                bank, row_C = request.train.bank, request.train.row_C
+                start_C = {part: trees.select(bank[part], row_C[part]) for part in request.lies.parts}
+                result = replace(result, parts_C=request.lies.told(result.parts_C, start_C))
+                del self.unsent[number]
+            result, left = _arrived(request, clients, result)
+            averages[number].add(result.parts_C, result.loss_C)
+            returned[number].append((without_networks(request, result), left))
         return True
 
     def attempt(self, count: int, work: Callable[[], T]) -> T | None:
@@ -124,8 +140,10 @@ class Chunks:
         return None
 
 
-def average_of(request: Average) -> EdgeAverage:
+def average_of(request: Average) -> EdgeAverage | SecretAverage:
     """Return the average that a request asks for, of which no client has come yet."""
+    if request.secret is not None:
+        return SecretAverage(request)
     return EdgeAverage(request.size_C, request.train.bank, request.train.row_C, request.rules)
 
 
@@ -195,10 +213,13 @@ def _arrived(request: Average, clients: slice, trained: Trained) -> Returned:
     return replace(trained, parts_C=request.link.with_twins(parts_C)), left_C
 
 
-def averaged(average: EdgeAverage, pieces: Sequence[Returned]) -> Averaged:
+def averaged(average: EdgeAverage | SecretAverage, pieces: Sequence[Returned]) -> Averaged:
     """Return the average of clients with what else they returned, piece by piece."""
     returned, lefts = zip(*pieces, strict=True)
-    one, mine = gathered(returned), (average.bank, average.weight, average.healthy_C, average.loss_C)
+    one = gathered(returned)
+    if isinstance(average, SecretAverage):
+        return average.averaged(one)
+    mine = (average.bank, average.weight, average.healthy_C, average.loss_C)
     return Averaged(*mine, one.momentum, one.square_C, one.epoch_CE, one.parts_C, trees.join_parts(lefts))
 
 
@@ -252,7 +273,12 @@ class Simulator:
         if training:
             results |= zip(training, self.chunks.average(list(training.values())), strict=True)
         if measuring:
-            results |= zip(measuring, self.hooked.evaluate(list(measuring.values())), strict=True)
+            found = zip(measuring.values(), self.hooked.evaluate(list(measuring.values())), strict=True)
+            told = (
+                one if request.secret is None or request.level == "edge" else summed_measurement(request, one)
+                for request, one in found
+            )
+            results |= zip(measuring, told, strict=True)
         return results
 
 

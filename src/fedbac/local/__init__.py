@@ -14,11 +14,13 @@ from fedbac.core.parts import Anatomy, Personalization, Stepping
 from fedbac.core.requests import Trainer
 from fedbac.core.runtime import one_thread
 from fedbac.errors import ConfigError
+from fedbac.local.batched import BatchedTrainer, fits
 from fedbac.local.examples import Examples
 from fedbac.local.fused import FusedTrainer, plan_for
-from fedbac.local.kernel import NativeTrainer, layers_of
+from fedbac.local.kernel import NativeTrainer, described
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.own_steps import HandedOver
+from fedbac.local.per_example import PerExample, per_example
 from fedbac.local.pool import PoolTrainer
 from fedbac.local.stages import obstacle, stages_of
 from fedbac.local.vmapped import VmapTrainer
@@ -26,11 +28,19 @@ from fedbac.local.vmapped import VmapTrainer
 log = logging.getLogger("fedbac")
 
 
-def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
+def make_trainer(
+    network: nn.Module,
+    scheme: Personalization,
+    examples: Examples,
+    runtime: Runtime,
+    gradients: PerExample | None = None,
+) -> Trainer:
     """Return the trainer that fits the machine and the network. Where our kernels know the network they train it, on a
     GPU as on a CPU. Others go through torch: all clients at once on a GPU, one process per core on a CPU. So are those
     that take the steps of their scheme, whatever the network."""
     check_device(runtime)
+    if gradients is not None:
+        return _by_example(network, scheme, examples, runtime, gradients)
     if not isinstance(scheme, Stepping):
         return _fitting(network, scheme, examples, runtime)
     if runtime.trainer == "native":
@@ -39,42 +49,63 @@ def make_trainer(network: nn.Module, scheme: Personalization, examples: Examples
     if isinstance(judge, NativeTrainer | FusedTrainer):
         learner = _fitting(network, scheme, examples, runtime.model_copy(update={"trainer": "torch"}))
     handed_over = HandedOver(learner, judge)
-    log.info(
-        "personalization %r takes its own steps: clients train through %s in float32, and %s evaluates",
-        scheme.kind, handed_over.path, judge.path,
-    )  # fmt: skip
+    if judge is not learner and runtime.trainer == "auto":
+        _say_slow(handed_over.path, f"method.personalization {scheme.kind!r} takes steps of its own", examples)
     return handed_over
 
 
+def _by_example(
+    network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime, gradients: PerExample
+) -> Trainer:
+    """Return the trainer that clips the gradient of every example."""
+    reason = "method.privacy with guarantee=example clips the gradient of every example"
+    if runtime.trainer == "native":
+        raise _no_kernel(reason)
+    on_gpu = torch.cuda.is_available() and runtime.device != "cpu"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    trainer = VmapTrainer(network, scheme, examples, device, runtime.precision if on_gpu else "float32", gradients)
+    if runtime.trainer == "auto":
+        _say_slow(trainer.path, reason, examples)
+    return trainer
+
+
 def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
-    layers = layers_of(network, examples.dataset.x_train.shape[1:])
+    layers = described(network, examples.dataset.x_train.shape[1:])
     reason, missing, workers = _reason(network, scheme, examples, layers), None, runtime.workers or num_cores()
     buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
     on_gpu = torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not buffered))
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    if runtime.trainer != "torch" and layers is not None and reason is None:
+    if runtime.trainer != "torch" and not isinstance(layers, str) and reason is None:
         plan = plan_for(layers, examples)
         missing = _lacking(plan, len(Anatomy(scheme, network).networks)) if on_gpu else native.missing()
         if missing is None and on_gpu:
             return FusedTrainer(network, scheme, examples, plan, device)
         if missing is None:
             return NativeTrainer(network, scheme, examples, layers, workers)
-        if runtime.trainer == "auto":
-            log.warning("training through torch, which is slower than our kernels on this machine: %s", missing)
     if runtime.trainer == "native":
         raise _no_kernel(reason or missing)
     trainer: Trainer
+    if fits(network, scheme):
+        batched = BatchedTrainer(network, scheme, examples, device, runtime.precision, workers)
+        if batched.apart:
+            return batched
+        reason = "the network does not take the examples of a batch one by one, so clients cannot share a batch"
     if on_gpu:
         trainer = VmapTrainer(network, scheme, examples, device, runtime.precision)
     elif workers == 1:
         trainer = LoopTrainer(network, scheme, examples)
     else:
         trainer = PoolTrainer(network, scheme, examples, workers)
-    if layers is not None and reason is not None and runtime.trainer == "auto":
-        asked = examples.training.optimizer.kind != "sgd" or examples.loss.kind != "cross_entropy"
-        level = logging.WARNING if asked else logging.INFO
-        log.log(level, "training through torch (%s), which is slower than our kernel: %s", trainer.path, reason)
+    if runtime.trainer == "auto":
+        _say_slow(trainer.path, reason or missing, examples)
     return trainer
+
+
+def _say_slow(path: str, reason: str | None, examples: Examples) -> None:
+    """Say once for a run what keeps it from our kernels, and what would not."""
+    if reason not in examples.said:
+        log.warning("training through torch (%s), which is slower than our kernels: %s", path, reason)
+    examples.said.add(reason)
 
 
 def check_device(runtime: Runtime) -> None:
@@ -92,20 +123,18 @@ def _lacking(plan: gpu.Plan, networks: int) -> str | None:
     return "the network is too large for this GPU's shared memory" if plan.shared > gpu.shared_limit() else None
 
 
-def _reason(
-    network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers | None
-) -> str | None:
-    """Return why our kernels cannot train this network by this scheme, or None where they can."""
+def _reason(network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers | str) -> str | None:
+    """Return why our kernels cannot train this network by this scheme, and what they could; None where they can."""
     if (optimizer := examples.training.optimizer.kind) != "sgd":
-        return f"it knows only sgd, not task.training.optimizer {optimizer!r}"
+        return f"task.training.optimizer {optimizer!r} is not in our kernels; sgd would be"
     if examples.loss.kind != "cross_entropy":
-        return f"it knows only cross_entropy, not task.loss {examples.loss.kind!r}"
+        return f"task.loss {examples.loss.kind!r} is not in our kernels; cross_entropy would be"
+    if isinstance(layers, str):
+        return layers
     if scheme.terms is None:
-        return f"personalization {scheme.kind!r} is not a sum of logits"
-    if layers is None:
-        return "it knows only blocks of convolution, ReLU and 2×2 pooling followed by linear layers"
+        return f"method.personalization {scheme.kind!r} is no sum of logits, which is what our kernels know"
     found = obstacle(stages_of(Anatomy(scheme, network), examples.training), dict(network.named_parameters()))
-    return None if found is None else f"personalization {scheme.kind!r}: {found}"
+    return None if found is None else f"method.personalization {scheme.kind!r}: {found}"
 
 
 def _no_kernel(reason: str | None) -> ConfigError:
@@ -148,6 +177,6 @@ def arithmetic(device: torch.device) -> str:
 
 
 __all__ = [
-    "Examples", "FusedTrainer", "LoopTrainer", "NativeTrainer", "PoolTrainer", "VmapTrainer", "arithmetic",
-    "check_device", "describe", "kernels", "make_trainer", "num_cores", "one_thread",
+    "BatchedTrainer", "Examples", "FusedTrainer", "LoopTrainer", "NativeTrainer", "PoolTrainer", "VmapTrainer",
+    "arithmetic", "check_device", "describe", "kernels", "make_trainer", "num_cores", "one_thread", "per_example",
 ]  # fmt: skip

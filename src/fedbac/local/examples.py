@@ -40,6 +40,8 @@ class Examples:
     """The same where it is needed: nothing may be copied to a GPU while a graph is captured."""
     _subsets: dict[tuple[int, Split, int], IntArray] = field(default_factory=dict, init=False, repr=False)
     """Examples of clients that are measured where there is a cap, which are always the same."""
+    said: set[str | None] = field(default_factory=set, init=False, repr=False)
+    """What a person was told of how they are trained."""
 
     def visits(self, client: int, round_: int, edge_round: int, epochs: int) -> IntArray:
         """Return the examples of a client in order of visit: one row per epoch, each a fresh permutation. Every phase

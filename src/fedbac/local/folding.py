@@ -229,7 +229,10 @@ def _convolution(layer: Any, plain: Forward) -> Forward:
 
 def _linear(layer: Any, plain: Forward) -> Forward:
     def rule(clients: int, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x, weight = _first(x, dims[0], clients), _first(weight, dims[1], clients)
+        x = _first(x, dims[0], clients)
+        if dims[1] is None and dims[2] is None:  # frozen: one product for all
+            return F.linear(x, weight, bias)
+        weight = _first(weight, dims[1], clients)
         bias = None if bias is None else _first(bias, dims[2], clients)
         return product(x.flatten(1, -2) if x.dim() > 2 else x[:, None], weight, bias).reshape(*x.shape[:-1], -1)
 

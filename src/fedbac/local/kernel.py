@@ -148,48 +148,82 @@ class NativeTrainer:
 
 KNOWN = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)
 """Layers that the kernels can stand for; a class of the user's that is derived from one may do something else."""
+INSTEAD = {"Pool": "nn.MaxPool2d(2)", "Norm": "the network without it", "Dropout": "the network without it"}
+"""What they know instead of a layer, by a part of its name."""
+SAME = {
+    "Conv2d": {"stride": 1, "padding": 0, "dilation": 1},
+    "MaxPool2d": {"kernel_size": 2, "stride": 2, "padding": 0},
+}
+"""What layers must be like, whichever way it is written."""
 
 
 def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | None:
-    """Describe a network to the kernel, or return None when it is not of the form the kernel knows. That form is an
-    ``nn.Sequential`` of blocks (5-square or other convolution without padding, ReLU, 2×2 max pooling), a flattening,
-    and linear layers with ReLU between them; all of it is trained."""
-    if type(network).forward is not nn.Sequential.forward or len(shape) != 3:
-        return None  # not a row of layers, or one that does more than run them
-    if not all(parameter.requires_grad for parameter in network.parameters()):
-        return None  # layers that the user froze
-    if not all(type(layer) in KNOWN for layer in network.children()):
-        return None
-    layers = list(network.children())
-    if len(set(map(id, layers))) < len(layers) or any(_watched(module) for module in network.modules()):
-        return None  # layers used twice, hooks
-    convolutions = []
-    while len(layers) >= 3 and isinstance(layers[0], nn.Conv2d):
-        convolution, activation, pooling, *layers = layers
-        assert isinstance(convolution, nn.Conv2d)
-        (side, other), how = convolution.kernel_size, (convolution.stride, convolution.dilation, convolution.padding)
-        plain = side == other and how == ((1, 1), (1, 1), (0, 0)) and convolution.groups == 1
-        if not (plain and convolution.bias is not None and isinstance(activation, nn.ReLU) and _halves(pooling)):
-            return None
-        convolutions.append((convolution.out_channels, side))
-    if not layers or not isinstance(layers[0], nn.Flatten) or layers[0].start_dim != 1 or layers[0].end_dim != -1:
-        return None
-    linears, others = layers[1::2], layers[2::2]
-    known = all(isinstance(x, nn.Linear) and x.bias is not None for x in linears) and len(linears) > 0
-    if not known or not all(isinstance(x, nn.ReLU) for x in others) or len(linears) != len(others) + 1:
-        return None
-    if max(len(convolutions), len(linears)) > native.MAX_LAYERS:
-        return None
-    outputs = tuple(int(x.out_features) for x in linears if isinstance(x, nn.Linear))
-    return native.Layers(*shape, tuple(convolutions), outputs)
+    """Describe a network to the kernels, or return None when it is not of the form that they know."""
+    found = described(network, shape)
+    return None if isinstance(found, str) else found
 
 
-def _halves(layer: nn.Module) -> bool:
-    """Whether a layer is 2×2 max pooling without padding."""
-    if not isinstance(layer, nn.MaxPool2d) or layer.ceil_mode:
-        return False
-    wanted = (layer.kernel_size, 2), (layer.stride, 2), (layer.padding, 0), (layer.dilation, 1)
-    return all(found in (size, (size, size)) for found, size in wanted)
+def described(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | str:
+    """Describe a network to the kernels, or say which layer they do not know, and what they would.
+
+    They know an ``nn.Sequential`` of blocks (square convolution without padding, ReLU, 2×2 max pooling), a flattening,
+    and linear layers with ReLU between them; all of it is trained.
+    """
+    if len(shape) != 3:
+        return f"an example of shape {list(shape)} is no image; [channels, height, width] would be known"
+    if type(network).forward is not nn.Sequential.forward:
+        return f"{type(network).__name__} has a forward of its own; an nn.Sequential of plain layers would be known"
+    if frozen := [name for name, value in network.named_parameters() if not value.requires_grad]:
+        return f"{frozen[0]} is frozen; a network that is trained as a whole would be known"
+    if any(map(_watched, network.modules())):
+        return "it has hooks or parametrized weights; plain layers would be known"
+    layers = list(network._modules.items())  # which, unlike children, has a layer as often as it is used
+    for name, layer in layers:
+        if layer is None or (trouble := _strange(layer)):
+            return f"layer {name} ({type(layer).__name__}): {trouble}"
+    if len({id(layer) for _, layer in layers}) < len(layers):
+        return "a layer is used twice; one for each place would be known"
+    kinds, order = [type(layer) for _, layer in layers], [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
+    blocks = kinds.count(nn.Conv2d)
+    order = order * blocks + [nn.Flatten, *[nn.Linear, nn.ReLU] * kinds.count(nn.Linear)][:-1]
+    for (name, layer), wanted in zip([*layers, ("at the end", None)], [*order, type(None)], strict=False):
+        if type(layer) is not wanted:
+            there = "the network ends" if layer is None else f"layer {name} ({type(layer).__name__}) stands"
+            return f"{there} where our kernels know {_words(wanted)}"
+    linears = [layer for _, layer in layers if isinstance(layer, nn.Linear)]
+    if not linears or max(blocks, len(linears)) > native.MAX_LAYERS:
+        return f"it has {blocks} convolutions and {len(linears)} linear layers; up to {native.MAX_LAYERS} are known"
+    convolutions = [(int(x.out_channels), int(x.kernel_size[0])) for _, x in layers if isinstance(x, nn.Conv2d)]
+    return native.Layers(*shape, tuple(convolutions), tuple(int(layer.out_features) for layer in linears))
+
+
+def _words(kind: type) -> str:
+    return "its end" if kind is type(None) else "nn.MaxPool2d(2)" if kind is nn.MaxPool2d else f"nn.{kind.__name__}"
+
+
+def _strange(layer: nn.Module) -> str | None:
+    """Return what the kernels do not know of a layer, and what they would."""
+    kind = type(layer).__name__
+    if type(layer) not in KNOWN:
+        elementwise = type(layer).__module__ == "torch.nn.modules.activation"
+        near = "nn.ReLU" if elementwise else next((text for part, text in INSTEAD.items() if part in kind), None)
+        known = f"{', '.join(one.__name__ for one in KNOWN)} of torch.nn"
+        return f"it is not in our kernels; {near or known} would be"
+    wanted: dict[str, tuple[Any, ...]] = {name: (size, (size, size)) for name, size in SAME.get(kind, {}).items()}
+    if isinstance(layer, nn.Conv2d):
+        side = layer.kernel_size[0]
+        wanted |= {"kernel_size": (side, (side, side)), "groups": (1,)}
+    elif isinstance(layer, nn.MaxPool2d):
+        wanted |= {"dilation": (1, (1, 1)), "ceil_mode": (False,), "return_indices": (False,)}
+    elif isinstance(layer, nn.Flatten):
+        wanted = {"start_dim": (1,), "end_dim": (-1,)}
+    for name, allowed in wanted.items():
+        if (value := getattr(layer, name)) not in allowed:
+            value = value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+            return f"{name}={value} is not in our kernels; {name}={allowed[0]} would be"
+    if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is None:
+        return "bias=False is not in our kernels; bias=True would be"
+    return None
 
 
 def _watched(module: nn.Module) -> bool:

@@ -20,6 +20,8 @@ from fedbac.local.stages import Copy, Moving, Stage, adamw_of, adamw_step, corre
 from fedbac.models import duplicate
 
 EVALUATION_BATCH = 512
+LOGITS = 2**25
+"""Of a batch that is evaluated: where a vocabulary is large, batches are smaller."""
 
 
 class FlatModel:
@@ -303,13 +305,15 @@ class LoopTrainer:
         groups, pairs = self.examples.groups(request), cells(request)
         networks, table = distinct(self.anatomy, request)
         loss, correct = np.zeros(pairs.shape[:2]), np.zeros(pairs.shape[:2])
+        each = self.examples.dataset.num_classes * labels.shape[1:].numel()
+        at_once = max(1, min(EVALUATION_BATCH, LOGITS // each))
         self.model.train(False)
         with one_thread(), torch.no_grad():
             for g, group in enumerate(groups):
                 models = pairs[:, g, 0].tolist()
                 needed = dict.fromkeys(place for v in models for place in table[v].values())
-                for start in range(0, group.size, EVALUATION_BATCH):
-                    index = torch.from_numpy(group[start : start + EVALUATION_BATCH])
+                for start in range(0, group.size, at_once):
+                    index = torch.from_numpy(group[start : start + at_once])
                     x, y = self.examples.normalize(pixels[index]), labels[index]
                     logits = {i: self._logits(networks[i][0], networks[i][1], x) for i in needed}
                     for cell, v in enumerate(models):

@@ -10,12 +10,12 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedbac import gpu
@@ -32,8 +32,9 @@ from fedbac.local.examples import Examples, Losses, cells, kept, rates, shares
 from fedbac.local.folding import for_many
 from fedbac.local.loop import at_rest, distilled, distinct, recall
 from fedbac.local.own_steps import OwnSteps
+from fedbac.local.per_example import PerExample, drawn
 from fedbac.local.stages import Stage, adamw_of, adamw_step, corrections, stages_now, stages_of
-from fedbac.models import weights
+from fedbac.models import duplicate, weights
 
 GRAPH_SHRINK = 0.9
 """Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
@@ -101,6 +102,7 @@ class Stack:
         self.network, self.anatomy, self.source = trainer.network, trainer.anatomy, trainer.source["train"]
         self.many, self.precision, self.device = trainer.many, trainer.precision, trainer.device
         self.examples = examples = trainer.examples
+        self.gradients = trainer.gradients
         num_phases, num_steps, self.capacity = table.count.shape
         self.num_steps = int(num_steps * 1.25)  # other rounds select clients with more data
         shape = (num_phases, self.num_steps, self.capacity)
@@ -139,6 +141,9 @@ class Stack:
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         """Memory that all graphs share: none needs what another left, and only one runs at a time."""
         self.position = torch.arange(examples.batch_room, device=self.device)
+        wide = sum(value[0].numel() for params in self.velocity.values() for value in params.values())
+        self.noise_AD = torch.zeros((self.capacity, 0 if self.gradients is None else wide), device=self.device)
+        """The noise of the next step, where the gradients of examples are private."""
 
     def holds(self, table: BatchTable, requests: Sequence[Train]) -> bool:
         """Whether a round of this shape fits the buffers, and has the epochs and shifts that captured graphs know."""
@@ -283,11 +288,43 @@ class Stack:
             for network, params in networks.items()
         }
 
+        taught = self.teacher_rows is not None and self.taught and stage.taught
+        targets = self.teacher_rows.targets(x_AB) if self.teacher_rows is not None and taught else ()
+        batch = (x_AB, labels[index_AB], weight_AB)
+        if self.gradients is None:
+            leaves = {network: {n: v.detach().requires_grad_() for n, v in p.items()} for network, p in moving.items()}
+            learned_A, loss_A, loss_AB = self._losses(stage, leaves, still, *batch, targets)
+            gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
+        else:
+            gradient_AB, loss_AB = _by_example(self._loss(stage), moving, still, *batch, *targets)
+            loss_A = (loss_AB * weight_AB).sum(1) / count_A.clamp(min=1)
+            gradient = self.gradients.noised(self.gradients.summed(gradient_AB), self.noise_AD, count_A)
+        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
+        self._move(number, stage, moving, gradient, count_A)
+        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
+        self.loss_sum[:rows] += lost_A
+        if "square" in self.keep:
+            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
+        if "epochs" in self.keep:
+            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
+            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
+        self.step += 1
+
+    def _losses(
+        self, stage: Stage, moving: Parts, still: Parts, x_AB: Tensor, y_AB: Tensor, weight_AB: Tensor,
+        targets: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return what each client learns by, its mean loss over examples that count, and that of each example."""
+        together = vmap(self._loss(stage), randomness="different")
+        learned_A, (loss_A, loss_AB) = together(moving, still, x_AB, y_AB, weight_AB, *targets)
+        return learned_A, loss_A, loss_AB
+
+    def _loss(self, stage: Stage) -> Callable[..., tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Return what computes the same for one client."""
+
         def loss(
             moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor, *target: Tensor
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            """Return what a client learns by, its mean cross-entropy over examples that count, and that of each."""
-
             def apply(network: str, x: Tensor) -> Tensor:
                 params = {**still[network], **moving.get(network, {})}
                 if self.precision == "bf16":
@@ -305,22 +342,7 @@ class Stack:
             lost = mean(loss_B)
             return distilled(lost, logits, mean, *target) if target else lost, (lost, loss_B)
 
-        taught = self.teacher_rows is not None and self.taught and stage.taught
-        targets = self.teacher_rows.targets(x_AB) if self.teacher_rows is not None and taught else ()
-        leaves = {network: {n: v.detach().requires_grad_() for n, v in p.items()} for network, p in moving.items()}
-        together = vmap(loss, randomness="different")
-        learned_A, (loss_A, loss_AB) = together(leaves, still, x_AB, labels[index_AB], weight_AB, *targets)
-        gradient, loss_A, loss_AB = _gradient(learned_A, leaves), loss_A.detach(), loss_AB.detach()
-        alive_A = count_A > 0  # rows of a captured prefix that have finished must not coast on
-        self._move(number, stage, moving, gradient, count_A)
-        lost_A = torch.where(alive_A, loss_A.double() * count_A, 0.0)
-        self.loss_sum[:rows] += lost_A
-        if "square" in self.keep:
-            self.square_sum[:rows] += torch.where(weight_AB > 0, loss_AB.double().square(), 0.0).sum(1)
-        if "epochs" in self.keep:
-            epoch_A = (self.step // self.per_epoch_A[:rows]).clamp(max=stage.epochs - 1)  # of those that wait, the last
-            self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
-        self.step += 1
+        return loss
 
     def _move(self, number: int, stage: Stage, moving: Parts, gradient: Parts, count_A: Tensor) -> None:
         """Clip, and move the weights of the clients that have examples."""
@@ -398,6 +420,29 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def _by_example(
+    loss: Callable[..., Any],
+    moving: Parts,
+    still: Parts,
+    x_AB: Tensor,
+    y_AB: Tensor,
+    weight_AB: Tensor,
+    *target: Tensor,
+) -> tuple[Parts, Tensor]:  # fmt: skip
+    """Return the gradient of each example of each client, and its loss; those that do not count have none."""
+
+    def alone(moving: Parts, still: Parts, x: Tensor, y: Tensor, weight: Tensor, *target: Tensor) -> Any:
+        mine = (target[0][None], *target[1:]) if target else ()
+        learned, (_, loss_B) = loss(moving, still, x[None], y[None], weight[None], *mine)
+        return learned, loss_B[0]
+
+    of_client = vmap(
+        grad(alone, has_aux=True), (None, None, 0, 0, 0, *(0, None, None)[: len(target)]), randomness="different"
+    )
+    gradient_AB, loss_AB = vmap(of_client, randomness="different")(moving, still, x_AB, y_AB, weight_AB, *target)
+    return gradient_AB, loss_AB.detach()
+
+
 def _gradient(loss_A: Tensor, leaves: Parts) -> Parts:
     """Return the gradient of each client's loss, with respect to weights of its own alone."""
     flat = [value for params in leaves.values() for value in params.values()]
@@ -414,6 +459,8 @@ so often what its networks keep of a batch until gradients are taken."""
 class VmapTrainer:
     """Trains the clients of all requests in step."""
 
+    name = "torch-vmap"
+
     def __init__(
         self,
         network: nn.Module,
@@ -421,17 +468,19 @@ class VmapTrainer:
         examples: Examples,
         device: torch.device,
         precision: Precision = "float32",
+        gradients: PerExample | None = None,
     ) -> None:
         if any(True for _ in network.buffers()):
             raise ConfigError(
                 "network: one with buffers (such as batch normalization) cannot be trained for many clients at once; "
                 "use --device cpu, or group normalization"
             )
-        self.path = f"torch-vmap-{device.type}" + ("" if precision == "float32" else f"-{precision}")
-        self.examples = examples
+        self.path = f"{self.name}-{device.type}" + ("" if precision == "float32" else f"-{precision}")
+        self.examples, self.gradients = examples, gradients
         self.scheme = scheme
-        self.network, self.precision = copy.deepcopy(network).to(device), precision
-        self.many = for_many(self.network)
+        here = duplicate(network) if device.type == "cpu" else copy.deepcopy(network).to(device)
+        self.network, self.precision = here, precision
+        self.many = self._for_many(self.network)
         self.anatomy = Anatomy(scheme, network)
         self.stages = stages_of(self.anatomy, examples.training)
         self.device = device
@@ -443,6 +492,7 @@ class VmapTrainer:
         self.visits = Visits(examples)
         size = sum(4 * value.numel() for value in weights(network).values())
         copies = WEIGHT_COPIES + (adamw_of(examples.training) is not None)  # and second moments
+        copies += 0 if gradients is None else examples.batch_room
         each = copies * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
         self.bytes_per_client = int(len(self.anatomy.networks) * each)
 
@@ -450,7 +500,8 @@ class VmapTrainer:
         """Return what a network keeps of an example until its gradient is taken, found by a look at two."""
         x = self.examples.normalize(self.source["train"][0][:2])
         own = {name: value[None].requires_grad_() for name, value in weights(self.network).items()}
-        known = {value.untyped_storage().data_ptr() for value in (x, *own.values())}
+        held = x, *own.values(), *self.network.parameters()
+        known = {value.untyped_storage().data_ptr() for value in held}
         kept: dict[int, int] = {}
 
         def pack(value: Tensor) -> Tensor:
@@ -458,11 +509,10 @@ class VmapTrainer:
             kept[storage.data_ptr()] = storage.nbytes()
             return value
 
-        look = vmap(lambda params: functional_call(self.many, params, (x,)), randomness="different")
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
         with hooks, kernels(exact=True), seeded(0, device=self.device):
             # The result is held until all is counted: a place that was freed would be counted once for two.
-            result = look(own) if len(x) else None
+            result = self._outputs(own, x) if len(x) else None
         del result
         return sum(size for place, size in kept.items() if place not in known) / max(len(x), 1)
 
@@ -477,9 +527,12 @@ class VmapTrainer:
         table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.visits)
         if self.stack is None or not self.stack.holds(table, requests):
             self.stack = None  # the old one goes before the new one comes
-            self.stack = Stack(self, table, requests[0])
+            self.stack = self._stacked(table, requests[0])
         stack = self.stack
         stack.load(table, requests, order, stages)
+        noise = (
+            [] if self.gradients is None else [one for request in requests for one in self.gradients.streams(request)]
+        )
         self.many.train(True)
         # Layers such as dropout draw once for all clients of a step, so that they can have but one seed.
         seed = torch_seed(self.examples.seed, "dropout", requests[0].round, requests[0].edge_round)
@@ -487,7 +540,10 @@ class VmapTrainer:
             for number, stage in enumerate(stages):
                 stack.begin_phase()
                 for step in range(table.steps_FC[number].max(initial=0)):
-                    stack.advance(number, stage, table.active(number, step), table.largest(number, step))
+                    active = table.active(number, step)
+                    if noise:
+                        stack.noise_AD[:active] = drawn([noise[j] for j in order[:active]], stack.noise_AD.shape[1])
+                    stack.advance(number, stage, active, table.largest(number, step))
         self.visits.prefetch(requests, {stage.epochs for stage in stages})  # before the host waits for the device
         losses = stack.losses(table)
         rank, out = np.argsort(order), []
@@ -553,12 +609,11 @@ class VmapTrainer:
         for network in dict.fromkeys(name for name, _ in networks):
             places = [i for i, (name, _) in enumerate(networks) if name == network]
             stacks.append((places, trees.stack([trees.to(networks[i][1], self.device) for i in places])))
-        for chunk in torch.split(torch.arange(index.numel(), device=self.device), EVALUATION_BATCH):
+        for chunk in torch.split(torch.arange(index.numel(), device=self.device), self._at_once(len(table))):
             x, y = self.examples.normalize(pixels[index[chunk]]), labels[index[chunk]]
             logits: dict[int, Tensor] = {}
             for places, stack in stacks:
-                many = vmap(lambda params, x=x: functional_call(self.many, params, (x,)))(stack)
-                logits |= dict(zip(places, many, strict=True))
+                logits |= dict(zip(places, self._outputs(stack, x), strict=True))
             applies = [recall(x, logits, row, networks, self._logits) for row in table]
             score_VB = torch.stack([predict(self.scheme, self.scheme.terms, apply, x) for apply in applies])
             judged, labels_VB = score_VB.flatten(0, 1), y.repeat(len(table), *[1] * (y.dim() - 1))
@@ -569,6 +624,24 @@ class VmapTrainer:
             loss += loss_VB.reshape(len(table), -1).double() @ member_BG
             correct += right_VB.reshape(len(table), -1).double() @ member_BG
         return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
+
+    def _for_many(self, network: nn.Module) -> nn.Module:
+        """Return the network as it runs for many clients."""
+        return for_many(network) if self.gradients is None else network  # which knows single gradients
+
+    def _stacked(self, table: BatchTable, like: Train) -> Stack:
+        return Stack(self, table, like)
+
+    def _at_once(self, num_models: int) -> int:
+        """Return how many examples may be evaluated by so many models at once."""
+        return EVALUATION_BATCH
+
+    def _outputs(self, stack: Params, x: Tensor) -> Tensor:
+        """Return what every network of a stack makes of the same examples."""
+        found: Tensor = vmap(
+            lambda params: functional_call(self.many, params, (x,)), randomness="different"
+        )(stack)  # fmt: skip
+        return found
 
     def _logits(self, network: str, params: Params, x: Tensor) -> Tensor:
         logits: Tensor = functional_call(self.many, trees.to(params, self.device), (x,))

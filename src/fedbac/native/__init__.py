@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, addressof, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -326,8 +325,8 @@ def evaluate(
 
 
 def _path() -> Path | None:
-    names = [f"_kernel{suffix}" for suffix in EXTENSION_SUFFIXES]
-    return next((path for name in names if (path := Path(__file__).with_name(name)).exists()), None)
+    built = Path(__file__).parent.glob("_kernel*.so")  # by whatever Python: nothing of it is inside
+    return max(built, key=lambda path: path.stat().st_mtime, default=None)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Column "Personalization" of Table I: which networks make a prediction and who owns each."""
 
+from fedbac.personalization.adapters import Adapters as Adapters
 from fedbac.personalization.corrected import ControlVariates as ControlVariates
 from fedbac.personalization.corrected import DynamicPull as DynamicPull
 from fedbac.personalization.corrected import GroupCorrections as GroupCorrections

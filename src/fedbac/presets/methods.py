@@ -33,6 +33,7 @@ def _as_in_paper(task: Task, period: int) -> dict[str, Any]:
 
 
 EVERY_ROUND = {"kind": "lowest_loss", "period": 1, "threshold": 1.0, "start_labels": "lowest_loss"}
+OF_CLIENTS = {"topology": "flat", "unit": "client"}
 TAUGHT = {"kind": "per_cluster", "taught": True}
 TENTH, TWICE = {"kind": "top_k", "keep": 0.1}, {"kind": "hierarchical", "edge_rounds": 2}
 TESTED = {"kind": "thompson", "reward_split": "test", "skip_after_move": False}
@@ -58,35 +59,39 @@ METHODS = {
         links={"client_up": TENTH | {"keep": 0.01}, "client_down": TENTH, "cloud_up": TENTH, "cloud_down": TENTH},
     ),
     "trindade": Row(selection="resource_score"),
-    "chpfl": Row(clustering="kmeans", sharing="blend", personalization="per_cluster"),
+    "chpfl": Row(unit="client", clustering="kmeans", sharing="blend", personalization="per_cluster"),
+    "chpfl-edges": Row(clustering="kmeans", sharing="blend", personalization="per_cluster"),
     "phe-fl": Row(clustering="fixed", sharing="leave_one_out", personalization="per_cluster"),
     "phe-fl-kd": Row(
         clustering="fixed",
         sharing={"kind": "distill_adaptive", "teacher": "others", "max_share": 1.0, "steepness": 0.0},
         personalization=TAUGHT,
     ),
-    "ifca": Row(
+    "ifca-edges": Row(
         cloud_weight="uniform",
         clustering=EVERY_ROUND,
         selection="random",
         personalization={"kind": "per_cluster", "cluster_init": "distinct"},
     ),
-    "ifca-clients": Row(like="ifca", cloud_weight="total", topology="flat", unit="client"),
+    "ifca": Row(like="ifca-edges", cloud_weight="total", **OF_CLIENTS),
     "ifca-paper": Row(clustering="lowest_loss", selection="random", personalization="per_cluster"),
-    "cfl": Row(clustering="cosine_splits", personalization="per_cluster"),
-    "cfl-clients": Row(like="cfl", topology="flat", unit="client"),
-    "fl-hc": Row(clustering="agglomerative", personalization="per_cluster"),
-    "fed-cam": Row(
+    "cfl-edges": Row(clustering="cosine_splits", personalization="per_cluster"),
+    "cfl": Row(like="cfl-edges", **OF_CLIENTS),
+    "fl-hc-edges": Row(clustering="agglomerative", personalization="per_cluster"),
+    "fl-hc": Row(like="fl-hc-edges", **OF_CLIENTS),
+    "fed-cam-edges": Row(
         clustering=EVERY_ROUND,
         selection={"kind": "random", "fraction": 0.8},
         personalization={"kind": "additive", "cluster_init": "distinct"},
     ),
+    "fed-cam": Row(like="fed-cam-edges", **OF_CLIENTS),
     "fed-cam-alternate": Row(
-        like="fed-cam", personalization={"kind": "additive", "cluster_init": "distinct", "order": "alternate"}
+        like="fed-cam-edges",
+        personalization={"kind": "additive", "cluster_init": "distinct", "order": "alternate"},
+        **OF_CLIENTS,
     ),
     "fedgwc": Row(
-        topology="flat",
-        unit="client",
+        **OF_CLIENTS,
         clustering={"kind": "gaussian_rewards", "discount": None, "patience": None, "gamma": 0.1, "epsilon": 1e-5},
         selection={"kind": "random", "fraction": 0.5},
         personalization="per_cluster",
@@ -108,15 +113,20 @@ METHODS = {
     "apfl": Row(personalization="interpolated"),
     "apfl-edges": Row(personalization={"kind": "interpolated", "owner": "edge"}),
     "pfedme": Row(personalization="moreau_envelope"),
-    "fedrep": Row(personalization={"kind": "personal_head", "order": "head_first", "body_epochs": 1}),
-    "fedrep-clients": Row(
+    "fedrep": Row(
         personalization={"kind": "personal_head", "owner": "client", "order": "head_first", "body_epochs": 1}
     ),
-    "fedper": Row(personalization="personal_head"),
-    "fedbabu": Row(clustering="fixed", sharing="mean_then_apart", personalization="late_head"),
-    "fedrod": Row(personalization="two_heads"),
-    "fedala": Row(personalization="adaptive_start"),
-    "pfedgraph": Row(
+    "fedrep-edges": Row(personalization={"kind": "personal_head", "order": "head_first", "body_epochs": 1}),
+    "fedper": Row(personalization={"kind": "personal_head", "owner": "client"}),
+    "fedper-edges": Row(personalization="personal_head"),
+    "fedbabu": Row(like="fedbabu-edges", **OF_CLIENTS),
+    "fedbabu-edges": Row(clustering="fixed", sharing="mean_then_apart", personalization="late_head"),
+    "fedrod": Row(personalization={"kind": "two_heads", "owner": "client"}),
+    "fedrod-edges": Row(personalization="two_heads"),
+    "fedala": Row(personalization={"kind": "adaptive_start", "owner": "client"}),
+    "fedala-edges": Row(personalization="adaptive_start"),
+    "pfedgraph": Row(like="pfedgraph-edges", **OF_CLIENTS),
+    "pfedgraph-edges": Row(
         clustering="fixed",
         sharing={"kind": "similar", "since": "start"},
         personalization="directed",
@@ -143,7 +153,7 @@ METHODS = {
         personalization={"kind": "per_cluster", "networks": 2},
     ),
 }
-RENAMED = {"ifca-original": "ifca"}
+RENAMED = {"ifca-original": "ifca-edges", "ifca-clients": "ifca", "cfl-clients": "cfl", "fedrep-clients": "fedrep"}
 """Names that presets had before."""
 for _name, _row in METHODS.items():
     _row.name, _row.__doc__ = _name, NOTES[_name].summary

@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 FAMILIES = {
     "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
-    "clustered": "ifca ifca-clients ifca-paper cfl cfl-clients fl-hc fedgwc fedgwc-edges cflhkd",
-    "blending": "chpfl phe-fl phe-fl-kd fedbabu pfedgraph fedavg-ft local",
+    "clustered": "ifca ifca-edges ifca-paper cfl cfl-edges fl-hc fl-hc-edges fedgwc fedgwc-edges cflhkd",
+    "blending": "chpfl chpfl-edges phe-fl phe-fl-kd fedbabu fedbabu-edges pfedgraph pfedgraph-edges fedavg-ft local",
     "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
-    "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-clients fedper fedrod fedala",
-    "additive": "fed-bac fed-cam fed-cam-alternate paper-text paper-figures fed-bac-random fed-bac-full "
+    "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-edges fedper fedper-edges fedrod fedrod-edges "
+    "fedala fedala-edges",
+    "additive": "fed-bac fed-cam fed-cam-edges fed-cam-alternate paper-text paper-figures fed-bac-random fed-bac-full "
     "singletons linucb-isolated fedbac-plus fedbac-plus-2",
 }
 """The pages of methods, and what is on them."""
@@ -35,12 +36,25 @@ FEDREP = (
     "2021"
 )
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
+NOT_AGAIN = "Heads are not fine-tuned again after the last round."
+FEDPER = "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019"
+FEDROD = "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022"
+FEDALA = (
+    "Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated Learning, "
+    "2023"
+)
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
 DITTO_DIFFERENCES = (
     "The shared network is trained as the task says, with momentum; the personal one by plain SGD, as in the original. "
     "The task clips gradients of both, but not the pull.",
 )
+FEDROD_DIFFERENCES = (
+    "The personal head is trained before the body and the generic head, not in the same steps.",
+    "A class that a client lacks counts as a millionth of an example in the balanced softmax.",
+    "The personal head is linear and begins at zero.",
+)
+LAST_MIX = "It predicts with the mix of the last training; the original first learns a new one."
 APFL_DIFFERENCES = (
     "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
 )
@@ -52,8 +66,11 @@ PAPER = (
 PAPER_START = "On Fashion-MNIST all edges start in one cluster, elsewhere each in its own."
 OURS = "this project"
 FED_CAM = "Ma, Zhou, Long, Jiang, Zhang: Structured Federated Learning through Clustered Additive Modeling, 2023"
+CAM_SUMMARY = (
+    "A shared network plus one of the cluster, trained jointly. Before every round each {} joins the cluster with "
+    "which the sum has the lowest loss."
+)
 CAM_DIFFERENCES = (
-    ON_EDGES,
     "The abstract says that clustering alternates with training, and that each network learns the residual of the "
     "other. Steps, order, a warm-up and how the number of clusters is found are not in it.",
 )
@@ -92,6 +109,58 @@ IFCA = "Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Fed
 CFL = (
     "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
     "Privacy Constraints, 2021"
+)
+FL_HC = (
+    "Briggs, Fan, Andras: Federated learning with hierarchical clustering of local updates to improve training on "
+    "non-IID data, 2020"
+)
+FL_HC_SUMMARY = (
+    "FedAvg for n0 rounds. Then all updates are clustered once, agglomeratively, and every cluster continues alone "
+    "from the joint network."
+)
+FL_HC_DIFFERENCES = (
+    "The authors suggest n0 = 10, as here, and the Manhattan distance; here it is the Euclidean. They set the "
+    "threshold by hand; here the cut is at the largest relative gap in the heights of joins by Ward's linkage, into 2 "
+    "to M/2 clusters.",
+    "A member without an update in that round stays in the cluster that keeps most members, not in the nearest.",
+)
+PFEDGRAPH = "Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
+PFEDGRAPH_SUMMARY = (
+    "Every member starts from a mix of all networks and keeps near its direction. Shares follow the amount of data, "
+    "with more for members whose networks have moved the same way since the start."
+)
+PFEDGRAPH_DIFFERENCES = (
+    "The local loss has −0.01 times the cosine with the mix that was received, as the authors' approximation; their "
+    "other version scales networks to length 1 before it mixes them. (In the public code the sign is reversed; here it "
+    "is the paper's.)",
+    "Cosines above 0.9 are not rounded up to 1, as in the public code.",
+)
+CHPFL = (
+    "Song, Li, Jiang, Wei, Guo: CHPFL: Clustered adaptive hierarchical federated learning for edge-level "
+    "personalization, 2026"
+)
+CHPFL_SUMMARY = (
+    "Members are grouped by k-means++ on their updates. Every group trains from a blend of its own network and the "
+    "mean of all, in shares that are learned."
+)
+GROUPS = (
+    "The original attaches the clients of a group to one edge; here an edge forwards one sum per group, which gives "
+    "the same averages."
+)
+CHPFL_DIFFERENCES = (
+    "Our reading: α follows the rule of APFL at the level of groups, by the direction of a round's update, divided by "
+    "its squared length.",
+    "Our reading: the cloud averages groups by their data.",
+    "Updates are not projected to fewer dimensions: distances are exact.",
+)
+FEDBABU = "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
+FEDBABU_SUMMARY = (
+    "The body is trained under a fixed random head; in the last rounds every {} fine-tunes all layers for itself."
+)
+FINE_TUNING = "Fine-tuning takes the last 10 rounds of the same total."
+CFL_DIFFERENCES = (
+    "Thresholds are in units of the first rounds' updates.",
+    "Networks and the mean update are averaged by data; the public code takes plain means.",
 )
 
 
@@ -204,43 +273,38 @@ NOTES: dict[str, Note] = {
     ),
     "ifca": _note(
         IFCA,
+        "Before every round each client joins the cluster whose network has the lowest loss on its data. "
+        "Networks start apart.",
+        "All clients take part in every round.",
+        "Networks are averaged by data.",
+    ),
+    "ifca-edges": _note(
+        IFCA,
         "Before every round each edge joins the cluster whose network has the lowest loss on its data. "
         "Networks start apart.",
         ON_EDGES,
         "Edges average their clients by data; edges count alike, as in the original.",
     ),
-    "ifca-clients": _note(
-        IFCA,
-        "IFCA on clients, in two tiers.",
-        "All clients take part in every round.",
-        "Networks are averaged by data.",
-    ),
     "ifca-paper": _note(
         f"{IFCA} As run in: {PAPER}",
         "IFCA as the authors of Fed-BAC ran it: edges begin one cluster after another, all from the same "
         "network, and move only every 20 rounds, and only for a loss below 95 % of the current one.",
-        "It is no fair IFCA: see ifca.",
+        "It is no fair IFCA: see ifca-edges.",
     ),
     "cfl": _note(
         CFL,
-        "All members start in one cluster. A cluster splits in two, by the cosine of updates, once its mean "
+        "All clients start in one cluster. A cluster splits in two, by the cosine of updates, once its mean "
         "update is small while a single update is large.",
-        ON_EDGES,
-        "Thresholds are in units of the first rounds' updates, because updates of edges are smaller than those of "
-        "clients.",
-        "Networks and the mean update are averaged by data; the public code takes plain means.",
+        *CFL_DIFFERENCES,
     ),
-    "cfl-clients": _note(
+    "cfl-edges": _note(
         CFL,
-        "CFL on clients, two tiers: every client's update is compared with every other's.",
-        "As for cfl, except that members are clients.",
+        "CFL on edges: their averages are compared instead of clients' updates, which are larger.",
+        ON_EDGES,
+        *CFL_DIFFERENCES,
     ),
-    "fedbabu": _note(
-        "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022",
-        "The body is trained under a fixed random head; in the last rounds all layers are fine-tuned.",
-        ON_EDGES.replace("; method.unit=client follows the original", ""),
-        "Fine-tuning takes the last 10 rounds of the same total.",
-    ),
+    "fedbabu": _note(FEDBABU, FEDBABU_SUMMARY.format("client"), FINE_TUNING),
+    "fedbabu-edges": _note(FEDBABU, FEDBABU_SUMMARY.format("edge"), ON_EDGES, FINE_TUNING),
     "ditto": _note(
         DITTO, "A shared network, and a personal one per client that is pulled towards it.", *DITTO_DIFFERENCES
     ),
@@ -250,16 +314,15 @@ NOTES: dict[str, Note] = {
         EDGES_OWN,
         *DITTO_DIFFERENCES,
     ),
-    "fedper": _note(
-        "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019",
-        "One body for all, and a last layer per edge.",
-        EDGES_OWN,
-    ),
-    "fedrep": _note(FEDREP, "Like FedPer, but the head is trained first and then the body.", EDGES_OWN),
-    "fedrep-clients": _note(
+    "fedper": _note(FEDPER, "One body for all, and a last layer per client."),
+    "fedper-edges": _note(FEDPER, "One body for all, and a last layer per edge.", EDGES_OWN),
+    "fedrep": _note(
         FEDREP,
-        "Like FedPer, but the head is trained first and then the body, and heads belong to clients.",
-        "Heads are not fine-tuned again after the last round.",
+        "Like FedPer, but the head is trained first and then the body.",
+        NOT_AGAIN,
+    ),
+    "fedrep-edges": _note(
+        FEDREP, "Like FedPer on edges, but the head is trained first and then the body.", EDGES_OWN, NOT_AGAIN
     ),
     "apfl": _note(APFL, "Every client predicts with a mix of its own network and the shared one.", *APFL_DIFFERENCES),
     "apfl-edges": _note(
@@ -272,27 +335,29 @@ NOTES: dict[str, Note] = {
         "Only those selected train; in the authors' code all do.",
     ),
     "fedrod": _note(
-        "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022",
+        FEDROD,
+        "One body under a generic head, trained with the balanced softmax, and a personal head per client.",
+        *FEDROD_DIFFERENCES,
+    ),
+    "fedrod-edges": _note(
+        FEDROD,
         "One body under a generic head, trained with the balanced softmax, and a personal head per edge.",
         EDGES_OWN,
-        "The personal head is trained before the body and the generic head, not in the same steps.",
-        "A class that a client lacks counts as a millionth of an example in the balanced softmax.",
-        "The personal head is linear and begins at zero.",
+        *FEDROD_DIFFERENCES,
     ),
     "fedala": _note(
-        "Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated "
-        "Learning, 2023",
+        FEDALA,
+        "Every client starts from a mix of its own network and the shared one, weight by weight in the last layer.",
+        LAST_MIX,
+    ),
+    "fedala-edges": _note(
+        FEDALA,
         "Every edge starts from a mix of its own network and the shared one, weight by weight in the last layer.",
         EDGES_OWN,
-        "It predicts with the mix of the last training; the original first learns a new one.",
+        LAST_MIX,
     ),
-    "fed-cam": _note(
-        FED_CAM,
-        "A shared network plus one of the cluster, trained jointly. Before every round each edge joins the cluster "
-        "with which the sum has the lowest loss.",
-        *CAM_DIFFERENCES,
-        interpretation=True,
-    ),
+    "fed-cam": _note(FED_CAM, CAM_SUMMARY.format("client"), *CAM_DIFFERENCES, interpretation=True),
+    "fed-cam-edges": _note(FED_CAM, CAM_SUMMARY.format("edge"), ON_EDGES, *CAM_DIFFERENCES, interpretation=True),
     "fed-cam-alternate": _note(
         FED_CAM,
         "Like fed-cam, but in turns: first the cluster's network learns what the shared one leaves, then the reverse.",
@@ -300,18 +365,8 @@ NOTES: dict[str, Note] = {
         "Each of the two networks is trained for all local epochs of a round.",
         interpretation=True,
     ),
-    "fl-hc": _note(
-        "Briggs, Fan, Andras: Federated learning with hierarchical clustering of local updates to improve "
-        "training on non-IID data, 2020",
-        "FedAvg for n0 rounds. Then all updates are clustered once, agglomeratively, and every cluster "
-        "continues alone from the joint network.",
-        ON_EDGES,
-        "The authors suggest n0 = 10, as here, and the Manhattan distance; the cloud has inner products, which "
-        "give the Euclidean. They set the threshold by hand; here the cut is at the largest relative gap in the "
-        "heights of joins by Ward's linkage, into 2 to M/2 clusters.",
-        "A member without an update in that round stays in the cluster that keeps most members. The original sends "
-        "it to the nearest centroid, but here the cloud has no vector of it to compare.",
-    ),
+    "fl-hc": _note(FL_HC, FL_HC_SUMMARY, *FL_HC_DIFFERENCES),
+    "fl-hc-edges": _note(FL_HC, f"{FL_HC_SUMMARY} Updates are those of edges.", ON_EDGES, *FL_HC_DIFFERENCES),
     "fedgwc": _note(
         FEDGWC,
         FEDGWC_SUMMARY,
@@ -330,18 +385,9 @@ NOTES: dict[str, Note] = {
         "own range and small lasting differences of the losses look large.",
         *FEDGWC_DIFFERENCES,
     ),
-    "chpfl": _note(
-        "Song, Li, Jiang, Wei, Guo: CHPFL: Clustered adaptive hierarchical federated learning for edge-level "
-        "personalization, 2026",
-        "Members are grouped by k-means++ on their updates. Every group trains from a blend of its own network "
-        "and the mean of all, in shares that are learned.",
-        ON_EDGES + " The original attaches the clients of a group to one edge; here an edge forwards one sum per "
-        "group, which gives the same averages.",
-        "Our reading: α follows the rule of APFL at the level of groups, by the direction of a round's update, "
-        "divided by its squared length.",
-        "Our reading: the cloud averages groups by their data.",
-        "Updates are not projected to fewer dimensions: distances are exact.",
-        interpretation=True,
+    "chpfl": _note(CHPFL, CHPFL_SUMMARY, GROUPS, *CHPFL_DIFFERENCES, interpretation=True),
+    "chpfl-edges": _note(
+        CHPFL, f"{CHPFL_SUMMARY} Members are edges.", ON_EDGES, *CHPFL_DIFFERENCES, interpretation=True
     ),
     "phe-fl": _note(
         PHE_FL,
@@ -388,16 +434,8 @@ NOTES: dict[str, Note] = {
         "One network for all; in the last rounds every edge continues from it alone.",
         "Fine-tuning takes the last 10 rounds of the same total, by the same training.",
     ),
-    "pfedgraph": _note(
-        "Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023",
-        "Every member starts from a mix of all networks and keeps near its direction. Shares follow the amount "
-        "of data, with more for members whose networks have moved the same way since the start.",
-        ON_EDGES,
-        "The local loss has −0.01 times the cosine with the mix that was received, as the authors' approximation; "
-        "their other version scales networks to length 1 before it mixes them. (In the public code the sign is "
-        "reversed; here it is the paper's.)",
-        "Cosines above 0.9 are not rounded up to 1, as in the public code.",
-    ),
+    "pfedgraph": _note(PFEDGRAPH, PFEDGRAPH_SUMMARY, *PFEDGRAPH_DIFFERENCES),
+    "pfedgraph-edges": _note(PFEDGRAPH, f"{PFEDGRAPH_SUMMARY} Members are edges.", ON_EDGES, *PFEDGRAPH_DIFFERENCES),
     "power-of-choice": _note(
         "Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
         "Draw d candidates in proportion to n_i, measure the received model on their data, and take the B with "

@@ -112,13 +112,12 @@ def _aggregation(method: Method) -> str:
 
 
 DEVIATIONS = {
-    "architecture": "Methods of two tiers run here in three, with edges as members or a selection at every edge, so "
-    "that all are judged alike. `ifca-clients`, `cfl-clients` and `fedgwc` have two tiers and clients as members, as "
-    "in the originals; `method.topology.kind=flat` and `method.unit=client` do the same for others.",
+    "architecture": "A name that ends in `-edges` is a method of clients on edges, so that it can be compared with "
+    "methods that serve edges. Methods of two tiers that select or personalize clients run in three, with a selection "
+    "at every edge.",
     "chpfl": "`chpfl` and `phe-fl` count as adaptive here, and as blends: what they share follows from what they "
     "measure. The paper calls the first full sharing and the second distillation; the authors' code of PHE-FL blends "
     "(`phe-fl-kd` is the reading by distillation).",
     "cfl": "`cfl` and `fedgwc` count as adaptive: they remember what they saw of updates and losses.",
-    "fedrep": "`fedrep` is personalized by edges; `fedrep-clients` by clients, as in the paper.",
 }
 """Where the rows differ from those of the paper, and why; by the first method that a sentence is about."""

@@ -53,7 +53,8 @@ def save_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("s
 
 
 def _accuracy(together: Sequence[Group]) -> Figure:
-    texts = _scored(together)
+    last = [group.mean_curve(_percents("accuracy"))[1][-1] for group in together]
+    texts = [f"{canvas.short(group.label)} {end:.1f} %" for group, end in zip(together, last, strict=True)]
     figure, (axes,) = canvas.panels([3.9], right=canvas.margin(texts))
     faint = min(0.1, 0.2 / len(together))  # bands lie over each other
     for group in together:
@@ -86,7 +87,7 @@ def _clusters(together: Sequence[Group]) -> Figure:
 
 def _edges(together: Sequence[Group]) -> Figure:
     """Draw edges from the worst to the best: edges of one number hold different data in each seed, ranks compare."""
-    texts = _scored(together)
+    texts = [f"{canvas.short(group.label)} {percent(group.accuracy)} %" for group in together]
     figure, (axes,) = canvas.panels([3.5], right=canvas.margin(texts))
     ends = [_ranks(axes, group, text) for group, text in zip(together, texts, strict=True)]
     several = any(len(group.runs) > 1 for group in together)
@@ -225,11 +226,6 @@ def _draw(axes: Axes, group: Group, values: Values, text: str, step: bool = Fals
 def _line(x: FloatArray, y: FloatArray, step: bool, **style: object) -> Line2D:
     marker = "o" if np.isfinite(y).sum() < 2 else ""  # a single point has no line
     return Line2D(x, y, drawstyle="steps-post" if step else "default", marker=marker, **style)  # type: ignore[arg-type]
-
-
-def _scored(together: Sequence[Group]) -> list[str]:
-    """Return each group's name with its final accuracy."""
-    return [f"{canvas.short(group.label)} {percent(group.accuracy)} %" for group in together]
 
 
 def _percents(key: str) -> Values:

@@ -110,6 +110,8 @@ def caveats(runs: Sequence[Run]) -> list[str]:
     if differ := different(runs):
         notes.append(f"The runs differ in {_join(differ)}.")
     notes += _other_order(together)
+    promised = {(group.label, run.config.get("privacy")): None for group in together for run in group.runs}
+    notes += [f"{label}: {promise}." for label, promise in promised if promise is not None]
     if all(group.num_seeds == 1 for group in together):
         subject = "Each method ran once" if len(together) > 1 else "This is one run"
         shown = any(group.spread_over for group in together)

@@ -40,11 +40,18 @@ def sections(runs: Sequence[Run], title: str) -> dict[str, str]:
 def _header(runs: Sequence[Run], title: str) -> str:
     warnings = [f"{group.label}: {leak}" for group in groups(runs) for leak in leaks(group.runs[0])]
     return (
-        f'<header>\n<h1>{escaped(title)}</h1>\n<p class="lead">{_glued(outcome(runs))}</p>\n'
-        + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in caveats(runs))
+        f'<header>\n<h1>{_glued(_subject(runs) + title)}</h1>\n<p class="lead">{_glued(outcome(runs))}</p>\n'
+        + "".join(f'<p class="note">{_glued(note)}</p>\n' for note in caveats(runs))
         + "".join(f'<p class="warn" role="note">{escaped(warning)}</p>\n' for warning in warnings)
         + "</header>"
     )
+
+
+def _subject(runs: Sequence[Run]) -> str:
+    """Return what all runs are about, as far as they agree: data, rounds and edges."""
+    tasks = [look_up(run.config, "experiment.task", {}) for run in runs]
+    facts = [(str(task.get("dataset")), f"{task.get('rounds')} rounds", _members(task)) for task in tasks]
+    return "".join(f"{told[0]} · " for told in zip(*facts, strict=True) if len(set(told)) == 1)
 
 
 def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
@@ -194,5 +201,6 @@ def printable(text: str) -> str:
 
 
 def _glued(value: str) -> str:
-    """Escape, and keep numbers and percent signs on one line."""
-    return escaped(value).replace(" %", "&nbsp;%")
+    """Escape, and keep numbers and percent signs, and names such as fed-bac, on one line."""
+    whole = r'<span class="whole">\g<0></span>'
+    return re.sub(r"\b\w{1,20}(-\w{1,20}){1,3}\b", whole, escaped(value).replace(" %", "&nbsp;%"))

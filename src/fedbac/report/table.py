@@ -117,6 +117,8 @@ def _columns(runs: Sequence[Run]) -> list[Column]:
         columns.append(Column("dropped or late", _lost, _plain))
     if any(summary["simulated_seconds"] is not None for summary in summaries):
         columns.append(Column("simulated time", itemgetter("simulated_seconds"), duration))
+    if any(summary.get("epsilon") is not None for summary in summaries):
+        columns.append(Column("ε", lambda summary: summary.get("epsilon"), "{:.3g}".format))
     return [*columns, Column("seconds", itemgetter("seconds"), _seconds)]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
-from fedbac.core.aggregation import average_by_owner
+from fedbac.core.aggregation import average_by_owner, bounded, lengths, shared_by_few
 from fedbac.core.answers import (
     checked_ask,
     checked_assignment,
@@ -101,6 +101,8 @@ class Round:
         """What passed between clients and their sites."""
         self.opened = False
         """Whether clusters were chosen before this round, which is the first."""
+        self.bounded: set[str] = set()
+        """Whose changes could only be bounded, as a robust rule needs more than two children."""
         self._held: dict[bytes, list[dict[str, SiteRows]]] = {}
 
     def _site_rows(self, label_N: IntArray) -> list[dict[str, SiteRows]]:
@@ -151,7 +153,7 @@ class Round:
         moved_N = after.label_N != labels
         return {
             "loss": reported.loss([site.size for site in self.sites]),
-            "notes": notes(self.method, after),
+            "notes": notes(self.method, after) | ({"bounded_only": len(self.bounded)} if after.longest else {}),
             "beliefs": beliefs(self.method, after),
             "assignment": labels.tolist(),
             "assignment_next": after.label_N.tolist(),
@@ -161,6 +163,7 @@ class Round:
             **reported.clients(),
             "simulated_seconds": self._simulated_seconds(reported),
             "bytes": self._bytes(),
+            **({} if (promise := self.experiment.promise) is None else {"epsilon": promise.spent(after.round)}),
         }
 
     def _score(self, shown: State, reports: Sequence[TrainReport], other: bool = False) -> Scores:
@@ -261,13 +264,20 @@ class Round:
         method, held = self.method, self._site_rows(state.label_N)
         moving = moving_parts(method.personalization, self.moment)  # a mean of what keeps still would only round it
         rule = method.cloud_aggregation or method.aggregation
-        parts, trained, steps = {}, {}, dict(state.steps)
+        parts, trained, steps, longest = {}, {}, dict(state.steps), dict(state.longest)
         for part, stack in state.parts.items():
             own = [mine[part] for mine in held]
             rows, weight_R, owner_R = _contributions(method, part, self.sites, own, reports)
             parts[part] = stack
             if part in moving:
+                if part in longest:
+                    rows = [bounded(rows, weight_R, owner_R, sent[part], longest[part])]
+                    self.bounded |= {f"{part} {k}" for k in owner_R[shared_by_few(weight_R, owner_R)].tolist()}
                 parts[part] = average_by_owner(stack, rows, weight_R, owner_R, rule, sent[part])
+                if part in longest:
+                    heard_K = np.isin(np.arange(longest[part].size), owner_R[weight_R > 0])
+                    length_K = np.where(heard_K, lengths(parts[part], sent[part]), 0.0)
+                    longest[part] = np.maximum(longest[part], length_K)
             if part in moving and part in steps:
                 share_K = _shares(part, trees.count(stack), self.sites, own, reports)
                 when, names = f"round {state.round + 1}, part {part!r}", state.stepped[part]
@@ -282,7 +292,7 @@ class Round:
             assert leader is not None
             if not trained_R.all():
                 parts[part] = trees.put(parts[part], np.flatnonzero(~trained_R), parts[leader])
-        return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps)
+        return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps, longest=longest)
 
     def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""

@@ -10,6 +10,7 @@ from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_trust, consult
 from fedbac.core.codecs import Changes
+from fedbac.core.liars import OF_UPDATES, Lies
 from fedbac.core.links import DIRECTIONS, Link
 from fedbac.core.parts import Params, Parts, measured_parts, moving_parts, running_phases
 from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
@@ -17,8 +18,18 @@ from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request,
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, Participants, everybody, extended, on_time
-from fedbac.rounds.measure import Measurement, clients_to_ask, measure_clients, measure_test_data, weighted
+from fedbac.rounds.measure import (
+    Measurement,
+    clients_to_ask,
+    liars_of,
+    measure_clients,
+    measure_test_data,
+    told,
+    weighted,
+)
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.privacy import Once, Release, at_once, nobody, silent
+from fedbac.rounds.secret import sums_only
 
 NUMBERS_PER_MODEL = 2
 """Whoever measures a model answers with its loss and its accuracy."""
@@ -32,16 +43,10 @@ def combined_parts(method: Method) -> frozenset[str]:
     return frozenset(shared if method.aggregation.needs == "all" else ())
 
 
-def passes(experiment: Experiment, moment: Moment) -> int:
-    """Return how often a client that is selected passes over its examples, in all phases of one training."""
-    usual, phases = experiment.task.training.epochs, experiment.method.personalization.phases()
-    return sum(usual if phase.epochs is None else phase.epochs for phase in phases if phase.runs(moment))
-
-
 def moment_of(experiment: Experiment, sites: Sequence[Site], round_: int) -> Moment:
     """Return a round as policies of the cloud know it, with the batches that a client trains on."""
     moment = Moment(round_, experiment.task.rounds)
-    in_all = passes(experiment, moment) * experiment.method.topology.edge_rounds
+    in_all = experiment.passes(moment) * experiment.method.topology.edge_rounds
     in_one = experiment.task.training.steps(np.concatenate([site.size_N for site in sites]))
     return moment._replace(steps=in_all * float(in_one.mean()))
 
@@ -49,9 +54,14 @@ def moment_of(experiment: Experiment, sites: Sequence[Site], round_: int) -> Mom
 class Common:
     """A round as the experiment has it, whatever happens at a site."""
 
-    def __init__(self, experiment: Experiment, round_: int) -> None:
-        scheme, chains = experiment.method.personalization, experiment.method.links.chains
-        self.round = round_
+    def __init__(self, experiment: Experiment, round_: int, secret: int | None = None, once: Once = at_once) -> None:
+        """A site of a deployment has a ``secret`` of its own instead of the seed, which all know, and remembers what it
+        has released (``once``)."""
+        scheme, chains = experiment.method.personalization, experiment.chains
+        self.round, self.promise = round_, experiment.promise
+        clients = self.promise is not None and self.promise.privacy.bounds_clients
+        self.release = Release(experiment, self.promise, once) if self.promise is not None and clients else None
+        """What is made of averages where clients are protected."""
         self.moment = Moment(round_, experiment.task.rounds)
         self.clients = Link("client", scheme, self.moment, chains, experiment.seed)
         """The link of a site to its clients; each counts on one of its own, made by ``again``."""
@@ -60,15 +70,15 @@ class Common:
         self.rules = dict.fromkeys(combined_parts(experiment.method) & self.moving, experiment.method.aggregation)
         """By part, how a site combines its clients where it must hold them all."""
         self.phases = running_phases(scheme, self.moment)
-        self.passes = passes(experiment, self.moment)
+        self.passes = experiment.passes(self.moment)
         self.rate = experiment.rate(round_)
         self.measured = measured_parts(scheme)
         """The parts that whoever measures a model must have."""
-        self._experiment = experiment
+        self._experiment, self._seed = experiment, experiment.seed if secret is None else secret
 
     def stream(self, purpose: str, edge_round: int, site: int) -> Rng:
         """Return the generator for a purpose at a site."""
-        return stream(self._experiment.seed, purpose, self.round, edge_round, site)
+        return stream(self._seed, purpose, self.round, edge_round, site)
 
     def seconds(self, site: Site, down: int, up: int) -> FloatArray:
         """Return how long every client of a site would take for so many bytes and its training."""
@@ -81,9 +91,12 @@ def serve(
 ) -> Generator[Request, Result, Report]:
     """Do an order's work, yielding each request to the clients and receiving its result. Only clients that are present
     can be selected. Who serves many sites may give what they have in ``common``."""
-    if isinstance(order, TrainOrder):
-        return (yield from EdgeRound(order, site, experiment, present_N, common).run())
-    return (yield from _measure(order, site, experiment))
+    if not isinstance(order, TrainOrder):
+        work: Generator[Request, Result, Report] = _measure(order, site, experiment)
+        return (yield from sums_only(work, site, experiment) if experiment.method.secret else work)
+    common = common or Common(experiment, order.round)
+    work = EdgeRound(order, site, experiment, present_N, common).run()
+    return (yield from sums_only(work, site, experiment, common) if experiment.method.secret else work)
 
 
 class EdgeRound:
@@ -234,7 +247,7 @@ class EdgeRound:
             bank = {part: self.bank[part] for part in self.common.measured}
             row_N = {part: self.order.row_N[part] for part in self.common.measured}
             found = yield from measure_test_data(bank, row_N, split, asked, self.site)
-            self.measurements[key] = found
+            self.measurements[key] = told(found, self.experiment, self.site, self.order.round)
             if split != "test" and self.experiment.method.measurement.location == "clients":
                 news = len(set(found.clients) - self.informed)
                 self.link.send("down", "evaluate", bank, receivers=news, one_row=True)
@@ -247,7 +260,9 @@ class EdgeRound:
         self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, edge_round: int
     ) -> Participants:
         """Let clients drop out, be late or be too many, as the world of the task has it."""
-        world = self.experiment.task.world
+        world, none = self.experiment.task.world, np.zeros(0, dtype=np.int64)
+        if not mask_N.any():
+            return Participants(none, none, none, 0.0)
         if world is None:
             return everybody(mask_N, seconds_N)
         rng = self.common.stream("participants", edge_round, self.site.index)
@@ -286,16 +301,21 @@ class EdgeRound:
             share=float(site.size_N[chosen].sum() / max(site.size, 1)),
         )
         left_N = self.links.get("client_up", {})
-        trained = yield Average(
+        keep = self._owned_by_clusters() if order.wants_updates else frozenset()
+        size_C = site.size_N[chosen]
+        average = Average(
             request,
-            site.size_N[chosen],
-            keep=self._owned_by_clusters() if order.wants_updates else frozenset(),
+            size_C if self.common.release is None else self.common.release.promise.privacy.counted(size_C),
+            keep=keep,
             link=self.link if self.link.chain("up") else None,
             left={part: trees.select(stack, chosen) for part, stack in left_N.items()},
             broadcast=broadcast,
             rules=self.common.rules,
+            lies=self._lies(chosen, edge_round),
         )
+        trained = (yield average) if clients else nobody(average, self.common.passes)
         assert isinstance(trained, Averaged)
+        trained = self._released(trained, request, edge_round)
         self.updates = {part: _changes(request, part, trained) for part in trained.kept}
         self.links |= {
             "client_down": had,
@@ -310,8 +330,17 @@ class EdgeRound:
         self.bank = {part: arrived[part] if part in self.common.moving else stack for part, stack in self.bank.items()}
         # Who fails later keeps what it had, and its weight.
         self.weight = {part: np.where(new_R > 0, new_R, self.weight[part]) for part, new_R in trained.weight.items()}
-        if size_C.any():
-            self.losses.append(float(weighted(trained.loss_C[healthy_C], size_C[healthy_C])))
+        lying_N, times = liars_of(self.experiment, site, order.round, "losses")
+        times_C = np.where(lying_N[chosen], times, 1.0)
+        told_C = {"loss": trained.loss_C * times_C if self.common.promise is None else silent(trained.loss_C)}
+        if trained.square_C is not None:
+            told_C["square"] = trained.square_C * times_C**2
+        if trained.epoch_CE is not None:
+            told_C["epochs"] = trained.epoch_CE * times_C[:, None]
+        if size_C.any() and self.common.promise is None:
+            by_median = self.experiment.method.measurement.average == "median"
+            loss_C = told_C["loss"][healthy_C]
+            self.losses.append(float(np.median(loss_C) if by_median else weighted(loss_C, size_C[healthy_C])))
         if self.momentum is not None and trained.momentum is not None:
             well = np.flatnonzero(healthy_C)
             self.momentum = {
@@ -320,12 +349,38 @@ class EdgeRound:
             }
         self.selected |= {site.clients[i] for i in participants.started}
         self.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
-        told = {"loss": trained.loss_C, "square": trained.square_C, "epochs": trained.epoch_CE}
         self.statistic_N = {
-            query: self._spread(np.asarray(told[query.name])[healthy_C], chosen[healthy_C])
+            query: self._spread(told_C[query.name][healthy_C], chosen[healthy_C])
             for query in statistics | {Statistic("loss")}
         }
         return self.statistic_N[Statistic("loss")]
+
+    def _released(self, trained: Averaged, request: Train, edge_round: int) -> Averaged:
+        """Return the average as it may be known, with noise where clients are protected."""
+        release, rng = self.common.release, self.common.stream("noise", edge_round, self.site.index)
+        if release is None:
+            return trained
+        start = {part: request.bank[part] for part in self.link.passing["up"] & request.bank.keys()}
+        return release.of(trained, self.order, self.site, start, edge_round, rng)
+
+    def _lies(self, chosen: IntArray, edge_round: int) -> Lies | None:
+        """Return what those among the chosen clients send who lie about what they have learned; None if all do not."""
+        site, experiment, round_ = self.site, self.experiment, self.order.round
+        liars = experiment.task.liars
+        if liars is None or liars.attack not in OF_UPDATES or round_ < liars.from_round:
+            return None
+        lying_N, by_N = liars.among(experiment.seed, site.clients, site.edge_N, experiment.task.num_edges)
+        if not lying_N[chosen].any():
+            return None
+        parts, number_C = experiment.method.personalization.parts, [site.clients[i] for i in chosen]
+        return Lies(
+            liars,
+            lying_N[chosen],
+            by_N[chosen],
+            frozenset(part for part in self.common.moving if parts[part].scope != "client"),
+            lambda c: stream(experiment.seed, "lies", round_, edge_round, number_C[c]),
+            site.num_classes,
+        )
 
     def _spread(self, value_C: FloatArray, places: IntArray) -> FloatArray:
         """Return numbers of some clients as numbers of all, NaN of the others."""
@@ -366,6 +421,7 @@ def _measure(order: MeasureOrder, site: Site, experiment: Experiment) -> Generat
         if wanted.by in ("site", "each"):
             asked = clients_to_ask(experiment.method, site, order.selection, order.selected)
             found = yield from measure_clients(bank, wanted.row_V, wanted.split, asked, site, wanted.max_samples)
+            found = told(found, experiment, site, order.round)
             readings.append(found.together() if wanted.by == "site" else found.one_by_one(site))
             if experiment.method.measurement.location == "clients":
                 reached |= set(found.clients)

@@ -11,13 +11,14 @@ from torch import Tensor
 from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.answers import checked_trust
+from fedbac.core.liars import Attack, mirrored
 from fedbac.core.parts import Params, Part, Parts, Personalization, measured_parts
 from fedbac.core.policies import Trusting
 from fedbac.core.queries import SINCE_START, Accuracy, Gram, Loss, Query, Slope, Split, Statistic, of_updates
 from fedbac.core.requests import Evaluate, Measured, Request, Result
 from fedbac.core.rng import stream
 from fedbac.core.runtime import one_thread
-from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainReport, Wanted
 from fedbac.rounds.rows import Members, SiteRows
@@ -31,12 +32,17 @@ class Measurement:
     """Whose groups they are; none where groups are edges."""
     weight_G: FloatArray
     measured: Measured
+    by_median: bool = False
+    """Whether clients speak for their site by the median, whatever data they claim, and not by the mean."""
 
     def mean(self, value_VG: FloatArray, among: tuple[int, ...] | None = None) -> FloatArray:
         """Return the mean over groups, weighted by their data; over the clients among these, if any of them count."""
         weight_G = self.weight_G
         if among is not None and weight_G[counts_G := np.isin(self.clients, among)].any():
             value_VG, weight_G = value_VG[:, counts_G], weight_G[counts_G]
+        if self.by_median and self.clients and weight_G.any():
+            median_V: FloatArray = np.median(value_VG[:, weight_G > 0], axis=1)
+            return median_V
         return weighted(value_VG, weight_G)
 
     def together(self) -> Measured:
@@ -60,6 +66,28 @@ class Measurement:
         value_N = np.full(len(site.clients), np.nan)
         value_N[[site.clients.index(client) for client in self.clients]] = np.where(self.weight_G > 0, value_G, np.nan)
         return value_N
+
+
+def told(found: Measurement, experiment: Experiment, site: Site, round_: int) -> Measurement:
+    """Return what a site hears of a measurement: what its liars say of it, to be combined as the method wants."""
+    measured, (lying_N, size) = found.measured, liars_of(experiment, site, round_, "losses")
+    if lying_N.any():
+        lying_G = np.isin(found.clients, np.array(site.clients)[lying_N])
+        loss_VG, accuracy_VG = mirrored(measured.loss_VG, measured.accuracy_VG, size)
+        measured = replace(
+            measured,
+            loss_VG=np.where(lying_G, loss_VG, measured.loss_VG),
+            accuracy_VG=np.where(lying_G, accuracy_VG, measured.accuracy_VG),
+        )
+    return replace(found, measured=measured, by_median=experiment.method.measurement.average == "median")
+
+
+def liars_of(experiment: Experiment, site: Site, round_: int, attack: Attack) -> tuple[BoolArray, float]:
+    """Return the clients of a site that lie in a round in such a way, and how strongly."""
+    liars = experiment.task.liars
+    if liars is None or liars.attack != attack or max(round_, 1) < liars.from_round:
+        return np.zeros(len(site.clients), dtype=bool), 1.0
+    return liars.among(experiment.seed, site.clients, site.edge_N, experiment.task.num_edges)[0], liars.size
 
 
 def weighted(value_VG: FloatArray, weight_G: FloatArray | IntArray) -> FloatArray:
@@ -225,7 +253,7 @@ def plan_look(
             for split in places.of_split
         )
         selected = reports[m].selected if reports else ()
-        orders.append(MeasureOrder(m, bank, wanted, kept, state.selection_M[m], selected))
+        orders.append(MeasureOrder(m, bank, wanted, kept, state.selection_M[m], selected, state.round))
     return orders, places
 
 

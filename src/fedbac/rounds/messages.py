@@ -141,6 +141,8 @@ class MeasureOrder:
     selection: Any | None = None
     """What the site's selection policy remembers: it may say which clients to trust."""
     selected: Some[tuple[int, ...]] = ()
+    round: Local[int] = 0
+    """Which it is, where a simulation has clients that lie from some round on."""
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ def summarize(
         "bytes_total": int(bytes_T[-1]),
         "seconds": float(sum(record["seconds"] for record in records)),
         "simulated_seconds": None if None in simulated else float(sum(simulated)),
+        **{name: records[-1][name] for name in ("epsilon",) if name in records[-1]},
     }
 
 

@@ -14,6 +14,7 @@ from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
 from fedbac.core.queries import SINCE_START
 from fedbac.core.rng import stream
 from fedbac.core.state import State
+from fedbac.errors import ConfigError
 from fedbac.rounds.messages import Site
 from fedbac.rounds.rows import Members, first_memory, num_clients
 
@@ -29,7 +30,13 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
     label_N = consult("clustering", BEFORE, method.clustering.start, num_members, chance)
     label_N = checked_labels(method.clustering, "start()", label_N, num_members, num_clusters)
     parts = checked_start(method.personalization, method.personalization.init(build, owners), owners)
-    trainable = {name for name, _ in build(0).named_parameters()}
+    network = build(0)
+    trainable = {name for name, _ in network.named_parameters()}
+    if method.privacy is not None and any(True for _ in network.buffers()):
+        raise ConfigError(
+            "method.privacy: the network has statistics of batches, which nothing bounds; use one without buffers, "
+            "such as with group normalization"
+        )
 
     def momentum(site: Site) -> Parts | None:
         if experiment.task.training.momentum_state == "reset":
@@ -62,6 +69,11 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         if any(SINCE_START in queries for queries in method.needs.values())
         else {},
         stepped={part: tuple(mine) for part, mine in stepped_parts(method, parts, trainable).items()},
+        longest={
+            part: np.zeros(owners[spec.scope])
+            for part, spec in method.personalization.parts.items()
+            if spec.scope in ("cloud", "cluster") and (method.cloud_aggregation or method.aggregation).needs == "all"
+        },
     )
 
 

@@ -162,7 +162,8 @@ def load(manifest: Manifest, template: State) -> State:
     """Return the state of a checkpoint, if it is one that the run could be in."""
     file = manifest.tensors
     try:
-        state: State = unflatten(template, load_file(file))
+        unsaved = flatten(template.longest, "longest")  # by versions before
+        state: State = unflatten(template, unsaved | load_file(file))
     except KeyError as error:
         raise CheckpointError(f"{file}: the checkpoint has no tensor {error}; {ANOTHER}") from error
     except (SafetensorError, OSError) as error:

@@ -1,6 +1,5 @@
 """Names, files and settings → an experiment, checked before any work."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedbac.local import check_device
 from fedbac.models import Custom, UserNetwork
 from fedbac.presets import DEFAULT_TASK, methods, tasks
 from fedbac.runs.store import RunFolder, differences, read_config
+from fedbac.runs.summary import leaves
 from fedbac.runs.tracking import check_tracker
 
 SHOWN_DIFFERENCES = 3
@@ -28,14 +28,20 @@ RUNTIME = "runtime."
 class Inputs:
     """What a configuration cannot hold: data and networks handed over in Python, and where to look for data."""
 
-    dataset: Dataset | None = None
+    dataset: Dataset | str | None = None
     shards: Shards | None = None
     network: UserNetwork | None = None
     data_folder: Path | str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.network, str) and ":" in self.network:
-            packages.allow(re.split("[.:]", self.network)[0])  # whoever names it has allowed it
+        for field, named in (("network", self.network), ("dataset", self.dataset)):
+            if isinstance(named, str) and ":" in named:
+                _typed(field, named)
+
+    @property
+    def with_data(self) -> bool:
+        """Whether the data were handed over."""
+        return isinstance(self.dataset, Dataset)
 
 
 Changes = Mapping[str, Any] | Sequence[str]
@@ -61,6 +67,11 @@ def configure(
         raise ConfigError(f"method: {quoted(method)} is no method; give a name, a file or a fedbac.Method")
     wanted = [change for change in changes_of(settings) if not change.path.startswith(RUNTIME)]
     _refuse_contradictions(wanted, {"seed": seed, "task.rounds": rounds})
+    for change in wanted:
+        if change.path.partition(".")[0] not in Experiment.model_fields and (meant := called(change.path)):
+            raise ConfigError(
+                f"{change.source}: there is no setting {quoted(change.path)}; did you mean {' or '.join(meant)}?"
+            )
     file = method if is_file(method) else beside
     base = _stored(Path(str(file)), inputs) if file is not None else {}
     if task is not None and "task" in base:
@@ -68,7 +79,9 @@ def configure(
     seed = base.get("seed", 0) if seed is None else seed
     chosen = parse(Task, base["task"], "task") if "task" in base else _task(DEFAULT_TASK if task is None else task)
     changes: dict[str, Any] = {}
-    if inputs.dataset is not None:
+    if isinstance(inputs.dataset, str):
+        changes["dataset"] = inputs.dataset
+    elif inputs.dataset is not None:
         if not isinstance(inputs.dataset, Dataset):
             kind = type(inputs.dataset).__name__
             raise ConfigError(f"dataset: use fedbac.Dataset.from_arrays or from_torch to make one of this {kind}")
@@ -105,8 +118,23 @@ def configure(
     experiment = parse(Experiment, override(plain_tree, others) if others else tree)
     for field, named in experiment.packages.items():
         if {field, f"{field}.name"} & {change.path for change in wanted}:
-            packages.allow(named.package)  # whoever types a name has allowed it; a file's word is not enough
+            _typed(field, named.name)
     return experiment
+
+
+def called(name: str) -> list[str]:
+    """Return the paths of the settings of that name, as far as every task and method has them."""
+    tree = {"task": tasks.task(DEFAULT_TASK), "method": methods.method("fed-bac", tasks.task(DEFAULT_TASK))}
+    paths = leaves(parse(Experiment, tree).model_dump(mode="json"))
+    runtime = [f"{RUNTIME}{field}" for field in Runtime.model_fields]
+    return [path for path in (*paths, *runtime) if f".{path}".endswith(f".{name}")]
+
+
+def _typed(field: str, name: str) -> None:
+    """Allow code whose name a person typed; the word of a configuration is not enough."""
+    home = packages.home_of(name)
+    packages.fingerprint(home, field)  # which says what is missing
+    packages.permit(home)
 
 
 def is_file(name: object) -> bool:
@@ -138,7 +166,7 @@ def _refuse_contradictions(wanted: Sequence[Change], given: Mapping[str, int | N
 def _stored(path: Path, inputs: Inputs) -> dict[str, Any]:
     """Return the experiment in a file."""
     config = read_config(path)
-    _refuse_lost_data(config, path, inputs.dataset is not None)
+    _refuse_lost_data(config, path, inputs.with_data)
     return dict(config["experiment"])
 
 
@@ -240,5 +268,5 @@ def check_ready(experiments: Iterable[Experiment], runtime: Runtime, inputs: Inp
     if runtime.engine == "simulator":
         check_device(runtime)
     check_tracker(runtime.track)
-    if inputs.dataset is None and runtime.engine != "federation":  # whose data are elsewhere
+    if not inputs.with_data and runtime.engine != "federation":  # whose data are elsewhere
         data.check(dict.fromkeys(experiment.task.dataset for experiment in experiments), inputs.data_folder)

@@ -60,7 +60,7 @@ def play(
         federation = assemble(experiment, **vars(inputs))
         check_room(experiment, federation)
         edges = connect(experiment, federation, runtime)
-    with_data = inputs.dataset is not None
+    with_data = inputs.with_data
 
     def replay() -> str | None:
         assert folder is not None, "there is something to resume"
@@ -100,8 +100,10 @@ def conduct(
         "written": written(),
         "measured_on": {field: sorted(experiment.method.splits(field)) for field in experiment.method.needs},
     }
+    if experiment.promise is not None:
+        config["privacy"] = str(experiment.promise)
     mix = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
-    if sum(map(len, mix)) <= MOST_CLASS_TEXT:  # else it would be a book
+    if experiment.promise is None and sum(map(len, mix)) <= MOST_CLASS_TEXT:  # else it would tell too much, or a book
         config["classes_per_edge"] = mix
     records: list[Record] = []
     now = environment(edges, runtime)
@@ -124,6 +126,8 @@ def conduct(
                     before = folder.segments[-1].by if folder.segments else {"trainer": stated.get("trainer")}
                     admit(before, now, runtime.mixed, folder.path, replay)
                 folder.computed_by = now
+            if experiment.promise is not None:
+                log.warning("%s", config["privacy"])
             if not records:
                 for warning in long_periods(config["experiment"]):
                     log.warning(warning)
@@ -173,7 +177,7 @@ def play_folder(
     stop: Stop | None = None,
 ) -> Generator[Record, None, Run]:
     """Start or resume the run that a folder's configuration describes; otherwise like ``play``."""
-    experiment, runtime = experiment_in(folder, with_data=inputs.dataset is not None)
+    experiment, runtime = experiment_in(folder, with_data=inputs.with_data)
     return play(experiment, folder=folder, runtime=runtime, inputs=inputs, stop=stop)
 
 
@@ -194,8 +198,8 @@ def saved_models(
     elsewhere: frozenset[Scope] = frozenset(),
 ) -> Models:
     """Return the models of the run in a folder, from its last checkpoint; ``elsewhere`` as of ``models_of``."""
-    experiment, _ = experiment_in(folder, with_data=inputs.dataset is not None)
+    experiment, _ = experiment_in(folder, with_data=inputs.with_data)
     federation = federation or assemble(experiment, **vars(inputs))
     template = start(experiment, federation.build, federation.sites)
-    records, state = folder.last(template, frozen_of(experiment, federation, inputs.dataset is not None))
+    records, state = folder.last(template, frozen_of(experiment, federation, inputs.with_data))
     return models_of(experiment, federation, state, records, elsewhere)

@@ -17,6 +17,7 @@ from fedbac.core.state import State, flatten
 from fedbac.engines import Prefetching, connect
 from fedbac.federation import Assembled, Federation, assemble
 from fedbac.models import frozen_sha256
+from fedbac.packages import fingerprint, is_file
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.messages import Edges
 from fedbac.rounds.start import start
@@ -49,7 +50,7 @@ def verify(
     count: int | None = None,
 ) -> Iterator[Verdict]:
     """Play rounds of a folder again: so many of those that follow a checkpoint or the start, or all there are."""
-    experiment, runtime = experiment_in(folder, with_data=inputs.dataset is not None)
+    experiment, runtime = experiment_in(folder, with_data=inputs.with_data)
     refuse_federation(runtime, str(folder.path))
     runtime = runtime.model_copy(update={"engine": "simulator", "address": None})
     with sealed():
@@ -59,7 +60,7 @@ def verify(
     spans = list(itertools.pairwise([*begins, played]))
     if count is not None:
         spans = [(begin, begin + 1) for begin in sorted(random.sample(begins, min(count, len(begins))))]
-    return replayed(experiment, federation, runtime, folder, inputs.dataset is not None, spans)
+    return replayed(experiment, federation, runtime, folder, inputs.with_data, spans)
 
 
 def replay_last(
@@ -138,8 +139,10 @@ def first_state(experiment: Experiment, federation: Assembled, edges: Edges) -> 
 def frozen_of(experiment: Experiment, federation: Assembled, given_in_python: bool = False) -> dict[str, Any]:
     """Return what must not change during a run."""
     still = frozen_sha256(federation.network)
+    code = {one.package: fingerprint(one.package) for one in experiment.packages.values() if is_file(one.package)}
     return {
         "experiment": experiment.model_dump(mode="json"),
         "data": {"sha256": federation.fingerprint, "given_in_python": given_in_python},
         **({} if still is None else {"frozen_weights": {"sha256": still}}),
+        **({"code": code} if code else {}),
     }

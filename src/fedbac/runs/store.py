@@ -410,8 +410,8 @@ class RunFolder:
         if changed:
             raise RunFolderError(
                 f"{self.path}: the configuration has changed since the run began ({', '.join(changed)}). "
-                "A run resumes only as it began: restore config.yaml, use the version of fedbac that it began with, or "
-                "start a new run in another folder"
+                "A run resumes only as it began: restore config.yaml and the code it names, use the version of fedbac "
+                "that it began with, or start a new run in another folder"
             )
         if not 0 < manifest.round <= len(found.records):
             raise CheckpointError(
@@ -459,6 +459,19 @@ def read_config(path: Path) -> dict[str, Any]:
         if not isinstance(config.get(name, {}), dict):
             raise ConfigError(f"{path}: {name} is {config[name]!r}, not settings; restore it, or remove that line")
     return config
+
+
+def runs_in(folder: Path) -> list[RunFolder]:
+    """Return the run folders that this one is, or that are directly below it, in the order they were laid out in."""
+    try:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: there is no such folder")
+        inside = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+        here = [RunFolder(path) for path in inside if RunFolder(path).has_run()]
+        here.sort(key=lambda place: place.config_file.stat().st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: it cannot be read ({error.strerror}); allow it, or move it") from error
+    return here
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

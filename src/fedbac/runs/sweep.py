@@ -75,6 +75,11 @@ def full_name(method: str, settings: Sequence[str], seed: int) -> str:
     return "_".join([method, *map(_short, settings), f"seed{seed}"])
 
 
+def names_beside(num_seeds: int) -> Callable[[str, Sequence[str], int], str]:
+    """Return what names the folders of a comparison: the method alone, unless there are several seeds."""
+    return lambda method, settings, seed: method if num_seeds <= 1 else f"{method}-seed{seed}"
+
+
 def folder_name(text: str) -> str:
     """Return a text as the name of a folder."""
     return shortened(re.sub(STRANGE, "-", text))

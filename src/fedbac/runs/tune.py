@@ -35,6 +35,7 @@ from fedbac.runs.store import Run, RunFolder, differences, read_config
 from fedbac.runs.summary import leaves, summarize
 from fedbac.runs.sweep import MOST_POINTS, Point, folder_name, full_name, refuse_repeats
 
+NOTES = "tuning.json"
 BUDGET = 20
 SEEDS, CONFIRM = (0,), tuple(range(20, 25))
 GO_ON, CUTS = 3, 2
@@ -50,6 +51,8 @@ RATE = "method.learning_rate"
 TUNED = ("clustering", "selection", "sharing", "personalization", "aggregation", "cloud_aggregation", "step")
 WORK = {"fraction", "epochs", "head_epochs", "body_epochs", "inner_steps", "first_passes", "d_factor"}
 """Fields that buy accuracy with more work. A method keeps its own, unless its user says ``over``."""
+SECRECY = {"threshold", "bound"}
+"""Of what only adds up: how it does so in secret."""
 
 Play = Callable[[Sequence[Point], Path, int | None], Sequence[Run]]
 """Lays out runs in a folder, plays them up to a round or their end, and returns them; raises where one fails."""
@@ -98,7 +101,7 @@ def space(experiment: Experiment) -> dict[str, Number]:
     for column in TUNED:
         policy = getattr(method, column)
         fields = policy.model_json_schema()["properties"] if isinstance(policy, Settings) else {}
-        for name in fields.keys() - WORK:
+        for name in fields.keys() - WORK - (SECRECY if getattr(policy, "needs", None) == "sum" else set()):
             value, options = getattr(policy, name), fields[name].get("anyOf", [fields[name]])
             limits: dict[str, Any] = next(
                 (one for one in options if one.get("type") in ("integer", "number")), {"enum": 0}
@@ -277,7 +280,7 @@ def tune(plan: Plan, play: Play, tell: Callable[[str], None]) -> Sequence[Run]:
     presets = {name: some[0].experiment.model_dump(mode="json") for name, some in plan.candidates.items()}
     asked = {"budget": plan.budget, "seeds": plan.seeds, "confirm": plan.confirm, "rungs": plan.rungs}
     notes: dict[str, Any] = {**asked, "presets": presets, "points": points, "frozen": None}
-    file = plan.out / "tuning.json"
+    file = plan.out / NOTES
     before = _before(file, notes)
 
     def note() -> None:

@@ -19,5 +19,6 @@ from fedbac.selection.scored import OortState as OortState
 from fedbac.selection.scored import ResourceScore as ResourceScore
 from fedbac.selection.scored import ResourceState as ResourceState
 from fedbac.selection.simple import LastLosses as LastLosses
+from fedbac.selection.simple import Poisson as Poisson
 from fedbac.selection.simple import PowerOfChoice as PowerOfChoice
 from fedbac.selection.simple import Random as Random

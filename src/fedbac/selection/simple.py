@@ -61,6 +61,33 @@ class Random(Selection):
         return state
 
 
+class Poisson(Selection):
+    """Every client for itself with probability p, by chance alone; perhaps nobody. Of those whom ``method.privacy``
+    protects, this sampling hides who took part, which a fixed number of clients does not as well."""
+
+    kind: Literal["poisson"] = "poisson"
+    adaptive: ClassVar[bool] = False
+    fraction: Fraction = 1.0
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    @property
+    def sampling(self) -> float:
+        """q: with which probability each client takes part, whatever the data are."""
+        return self.fraction
+
+    def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
+        """Toss a coin for every client."""
+        drawn: BoolArray = (rng.random(evidence.size_N.size) < self.fraction) & (evidence.size_N > 0)
+        return drawn
+
+    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
+        """Learn nothing."""
+        return state
+
+
 CURRENT = Loss("received", each=True)
 TRAINING = Statistic("loss")
 

@@ -5,7 +5,7 @@ from fedbac_paper.claims import Claim, claim_about, in_all
 from fedbac_paper.measures import gap
 from fedbac_paper.paper import READINGS
 from fedbac_paper.results import Results
-from fedbac_paper.tables import accuracy_tables_with_moves
+from fedbac_paper.tables import accuracies
 from fedbac_paper.tasks import SIX, task_name
 from fedbac_paper.verdicts import every, not_worse
 
@@ -99,6 +99,6 @@ ARTEFACT = Artefact(
     "What each part contributes",
     "Not in the paper",
     tuple(cell for task in SIX for cell in _cells(task)),
-    accuracy_tables_with_moves,
+    accuracies,
     claims,
 )

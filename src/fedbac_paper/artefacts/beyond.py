@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from fedbac_paper.artefact import Artefact, Cell, presets
+from fedbac_paper.artefact import Artefact, Body, Cell, presets
 from fedbac_paper.artefacts.ablation import IFCA_EACH, LOWEST_LOSS_5, SINGLETONS, additive, ifca_each
 from fedbac_paper.claims import Claim, claim_about, in_all
 from fedbac_paper.measures import values
 from fedbac_paper.paper import READINGS
 from fedbac_paper.results import Results
 from fedbac_paper.settings import CONSTANT_SHARE
-from fedbac_paper.tables import accuracy_tables_with_moves
+from fedbac_paper.tables import accuracies
 from fedbac_paper.tasks import SIX, task_name
 from fedbac_paper.verdicts import Verdict, every, not_worse
 
@@ -59,10 +59,10 @@ def _against_the_best(results: Results, task: str) -> tuple[str, Verdict]:
     return f"{task_name(task)}, best rival {best}", not_worse(differences)
 
 
-def body(artefact: Artefact, results: Results) -> list[str]:
-    """Return the tables of accuracies, and who the rivals are."""
-    rivals = f"The {len(RIVALS)} rivals of {PLUS} in the verdicts are: {'; '.join(RIVALS)}."
-    return [rivals, *accuracy_tables_with_moves(artefact, results)]
+def body(artefact: Artefact, results: Results) -> Body:
+    """Return the accuracies, and who the rivals are."""
+    shown, rows = accuracies(artefact, results)
+    return Body([f"The {len(RIVALS)} rivals of {PLUS} in the verdicts are: {'; '.join(RIVALS)}.", *shown], rows)
 
 
 ARTEFACT = Artefact(

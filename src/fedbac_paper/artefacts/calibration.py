@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedbac_paper.artefact import Artefact, Cell
+from fedbac_paper.artefact import Artefact, Body, Cell
 from fedbac_paper.paper import look_up
 from fedbac_paper.results import Finding, Results
 from fedbac_paper.settings import CALIBRATED
@@ -27,45 +27,38 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 """The rows; a candidate stands alone, without the settings that were chosen in the end."""
 
 
-def body(artefact: Artefact, results: Results) -> list[str]:
+def body(artefact: Artefact, results: Results) -> Body:
     """Return a table per data set with a row for each candidate."""
-    parts = [
-        "HierFAVG was run under each candidate. The tables show its distributed accuracy in percent, the difference "
-        "from the paper's, and the mean distance of our curve from the paper's (smoothed) curve at the paper's points.",
-        "The root mean square of the differences is what candidates are compared by, data set by data set. It is given "
-        "twice: over the seeds that a candidate has on every anchor, and over those that all such candidates share. "
-        "Roots over different seeds are not comparable.",
+    shown = [
+        "HierFAVG was run under each candidate. Candidates are compared by the root mean square (RMS) of the "
+        "differences of its accuracy from the paper's in points: over the seeds that a candidate has on every anchor, "
+        "and over those that all share. An RMS over other seeds is not comparable.",
     ]
+    rows = [["setting", "candidate", "paper", "ours", "difference", "distance of curves", "seeds", "settings"]]
     for dataset in CALIBRATED:
         tasks = [task for task in artefact.tasks if task.startswith(dataset)]
-        parts += [f"### {task_name(dataset, alpha=False)}", _table(results, tasks)]
-    lines = [
-        f"- {name}: {', '.join(f'`{setting}`' for setting in settings)}"
-        for name, settings in CANDIDATES.items()
-        if any(results.of(task, name) for task in artefact.tasks)
-    ]
-    return [*parts, "### Candidates", "\n".join(lines)]
+        shown += [f"### {task_name(dataset, alpha=False)}", _compared(results, tasks)]
+        for task in tasks:
+            for name in CANDIDATES:
+                runs = results.of(task, name).values()
+                shares = [found.accuracy for found in runs]
+                distances = [d for found in runs if (d := _curve_distance(found)) is not None]
+                numbers = [mean(shares), difference(shares, _anchor(task)), mean(distances, 1), str(len(runs))]
+                numbers += [" ".join(CANDIDATES[name])]
+                rows += [[task_name(task), name, paper_number(_anchor(task)), *numbers]] if runs else []
+    return Body(shown, rows)
 
 
-def _table(results: Results, tasks: Sequence[str]) -> str:
-    header = ["candidate"]
-    for task in tasks:
-        header += [f"{task_name(task)} (paper {paper_number(_anchor(task))})", "difference", "curve", "seeds"]
-    common = _common_seeds(results, tasks)
-    roots = ["root mean square", "over seeds", f"root mean square over {each(common)}, which all share"]
-    rows = []
+def _compared(results: Results, tasks: Sequence[str]) -> str:
+    common, rows = _common_seeds(results, tasks), []
     for name in CANDIDATES:
         runs = {task: results.of(task, name) for task in tasks}
-        if not any(runs.values()):
-            continue
-        row = [name]
-        for task, by_seed in runs.items():
-            shares = [found.accuracy for found in by_seed.values()]
-            distances = [d for found in by_seed.values() if (d := _curve_distance(found)) is not None]
-            row += [mean(shares), difference(shares, _anchor(task)), mean(distances, 1), str(len(by_seed))]
-        own = sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
-        rows.append([*row, _distance(runs, own), each(own), _distance(runs, common)])
-    return table([*header, *roots], rows)
+        if any(runs.values()):
+            shares = [mean([found.accuracy for found in by_seed.values()]) for by_seed in runs.values()]
+            own = sorted(set.intersection(*(set(by_seed) for by_seed in runs.values())))
+            rows.append([name, *shares, _distance(runs, own), each(own), _distance(runs, common)])
+    anchors = (f"{task_name(task)} (paper {paper_number(_anchor(task))})" for task in tasks)
+    return table(["candidate", *anchors, "RMS", "over seeds", f"RMS over {each(common)}, which all share"], rows)
 
 
 def _common_seeds(results: Results, tasks: Sequence[str]) -> list[int]:

@@ -5,7 +5,7 @@ from fedbac_paper.claims import Claim, claim_about
 from fedbac_paper.measures import gap, values
 from fedbac_paper.paper import READINGS
 from fedbac_paper.results import Results
-from fedbac_paper.tables import accuracy_tables
+from fedbac_paper.tables import accuracies
 from fedbac_paper.verdicts import above, not_worse, positive
 
 TASK, WIDE = "cifar10", "hierfavg-wide"
@@ -38,6 +38,6 @@ ARTEFACT = Artefact(
     "A wider single network",
     "“Role of model capacity” in the paper",
     presets((TASK,), "hierfavg", WIDE, "ifca-paper", *READINGS),
-    accuracy_tables,
+    accuracies,
     claims,
 )

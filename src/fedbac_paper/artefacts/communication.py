@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbac_paper.artefact import Artefact
+from fedbac_paper.artefact import Artefact, Body
 from fedbac_paper.artefacts.table_2 import CELLS
 from fedbac_paper.claims import Claim, claim_about, noted
 from fedbac_paper.measures import values
 from fedbac_paper.paper import READINGS, look_up
 from fedbac_paper.results import Bytes, Finding, Results
-from fedbac_paper.tables import NONE, at_least, details, paper_number, ratio, size, table
+from fedbac_paper.tables import NONE, at_least, paper_number, ratio, size, table
 from fedbac_paper.targets import (
     BASE,
     COUNTS,
@@ -32,62 +32,51 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNTED_BY_PAPER = next(iter(COUNTS))
+WHOLE_RUN = "whole run"
 
 
-def body(artefact: Artefact, results: Results) -> list[str]:
-    """Return two tables per setting: of whole runs, and to each target."""
-    parts = [
-        "The paper counts only training between clients and edges (C.39). Measuring on clients' data costs bytes too. "
-        "Clustering sends clients networks whenever it measures. `fed-bac` sends them the edge's new model in every "
-        "round, because it rewards Thompson sampling on their validation data "
-        "(docs/decisions/0001-0006-foundations.md). `paper-figures` and `paper-text` reward it on test data held by "
-        "the edge, which sends nothing.",
-        "**Whole run**: bytes of all rounds, the mean over seeds. The ratio divides them by HierFAVG's of the same "
-        "seeds and as many rounds: above 1, the method sends more.",
-        "**To a target**: bytes that a method had sent when it reached the target, the mean over seeds. “>” means that "
-        "some seed never reaches it and counts with its whole run. The ratio divides HierFAVG's bytes by the method's: "
-        "above 1, HierFAVG sends more.",
-        RATIOS,
-    ]
+def body(artefact: Artefact, results: Results) -> Body:
+    """Return the bytes of whole runs and to each target, and their ratios to HierFAVG's."""
+    rows = [["setting", "method", "target", *COUNTS, *(f"ratio: {words}" for words in COUNTS), "ratio, paper", "seeds"]]
     for task in SIX:
-        tables = _whole_runs(artefact, results, task), _to_targets(artefact, results, task)
-        parts.append(details(task_name(task), "\n\n".join(tables)))
-    return parts
+        rows += [_whole_run(results, task, variant) for variant in artefact.variants]
+        for target in targets_of(results, task):
+            rows += [_to_target(results, task, target, variant) for variant in artefact.variants]
+    whole = [[row[1], *row[6:9]] for row in rows if row[:3:2] == [task_name(SIX[0]), WHOLE_RUN] and row[1] != BASE]
+    shown = [
+        "The paper counts only training between clients and edges (C.39), but measuring on clients' data costs bytes "
+        "too. Clustering sends clients networks whenever it measures. `fed-bac` also sends them the edge's new model "
+        "in every round, because it rewards Thompson sampling on their validation data. `paper-figures` and "
+        "`paper-text` reward it on test data held by the edge, which sends nothing.",
+        f"Bytes of a whole run as a multiple of HierFAVG's, on {task_name(SIX[0])}:",
+        table(["method", *COUNTS], whole),
+        "**To a target**: bytes that a method had sent when it reached the target. There the ratio divides HierFAVG's "
+        f"bytes by the method's: above 1, HierFAVG sends more. [Marks of bounds]({RATIOS}).",
+    ]
+    return Body(shown, rows)
 
 
-def _whole_runs(artefact: Artefact, results: Results, task: str) -> str:
-    rows = []
-    base = results.of(task, BASE)
-    for variant in artefact.variants:
-        runs = results.of(task, variant)
-        amounts = [size([count(found.bytes) for found in runs.values()]) for count in COUNTS.values()]
-        common = sorted(set(base) & set(runs)) if variant != BASE else []
-        ratios = [
-            ratio([count(runs[seed].bytes) / count(base[seed].bytes) for seed in common]) for count in COUNTS.values()
-        ]
-        paper = f"{look_up('bytes_per_round'):.2f}" if variant in READINGS else NONE
-        rows.append([variant, *amounts, *ratios, paper, str(len(runs))])
-    of_paper = f"ratio, paper ({COUNTED_BY_PAPER})"
-    return table(["whole run", *COUNTS, *(f"ratio: {words}" for words in COUNTS), of_paper, "seeds"], rows)
+def _whole_run(results: Results, task: str, variant: str) -> list[str]:
+    base, runs = results.of(task, BASE), results.of(task, variant)
+    amounts = [size([count(found.bytes) for found in runs.values()]) for count in COUNTS.values()]
+    common = sorted(set(base) & set(runs)) if variant != BASE else []
+    ratios = [
+        ratio([count(runs[seed].bytes) / count(base[seed].bytes) for seed in common]) for count in COUNTS.values()
+    ]
+    paper = paper_number(look_up("bytes_per_round") if variant in READINGS else None)
+    return [task_name(task), variant, WHOLE_RUN, *amounts, *ratios, paper, str(len(runs))]
 
 
-def _to_targets(artefact: Artefact, results: Results, task: str) -> str:
-    rows = []
-    for target in targets_of(results, task):
-        for variant in artefact.variants:
-            runs = results.of(task, variant)
-            amounts = [_mean_bytes(runs, target, count) for count in COUNTS.values()]
-            mark = bound(results, task, target, BASE, variant)
-            ratios = [
-                NONE
-                if variant == BASE
-                else ratio(byte_ratios(results, task, target, BASE, variant, count).values(), mark)
-                for count in COUNTS.values()
-            ]
-            paper = look_up("byte_ratios", task, target) if variant in READINGS else None
-            rows.append([f"{float(target):.0%}", variant, *amounts, *ratios, paper_number(paper), str(len(runs))])
-    header = ["target", "method", *COUNTS, *(f"ratio: {words}" for words in COUNTS), "ratio, paper", "seeds"]
-    return table(header, rows)
+def _to_target(results: Results, task: str, target: str, variant: str) -> list[str]:
+    runs = results.of(task, variant)
+    amounts = [_mean_bytes(runs, target, count) for count in COUNTS.values()]
+    mark = bound(results, task, target, BASE, variant)
+    ratios = [
+        NONE if variant == BASE else ratio(byte_ratios(results, task, target, BASE, variant, count).values(), mark)
+        for count in COUNTS.values()
+    ]
+    paper = paper_number(look_up("byte_ratios", task, target) if variant in READINGS else None)
+    return [task_name(task), variant, f"{float(target):.0%}", *amounts, *ratios, paper, str(len(runs))]
 
 
 def _mean_bytes(runs: Mapping[int, Finding], target: str, count: Callable[[Bytes], int]) -> str:

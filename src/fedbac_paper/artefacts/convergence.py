@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fedbac.presets.tasks import TASKS
-from fedbac_paper.artefact import Artefact
+from fedbac_paper.artefact import Artefact, Body
 from fedbac_paper.artefacts.table_2 import CELLS
 from fedbac_paper.claims import Claim, claim_about, noted
 from fedbac_paper.measures import values
 from fedbac_paper.paper import BASELINES, READINGS, look_up, printed_as, rounds_to
 from fedbac_paper.results import Finding, Results
-from fedbac_paper.tables import NONE, OURS, at_least, details, difference, fixed, mean, paper_number, ratio, std, table
+from fedbac_paper.tables import NONE, OURS, at_least, difference, fixed, mean, paper_number, ratio, std
 from fedbac_paper.targets import (
     BASE,
     RATIOS,
@@ -31,24 +31,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def body(artefact: Artefact, results: Results) -> list[str]:
-    """Return a table per setting: the rounds to each target, and HierFAVG's by the method's."""
-    parts = [
-        "**Rounds to a target**: the first of three consecutive rounds at or above it. Ours is the mean over seeds, "
-        "from the raw curve; the paper's is read off its smoothed curves (C.37). “>” means that some seed never "
-        "reaches the target and counts with all its rounds; “–” means that no seed does.",
-        "**Ratio**: HierFAVG's rounds divided by the method's.",
-        RATIOS,
-    ]
-    header = ["target", "method", "paper", *OURS, "ratio, paper", "ratio, ours", "seeds"]
+def body(artefact: Artefact, results: Results) -> Body:
+    """Return the rounds to each target, and HierFAVG's by the method's."""
+    rows = [["setting", "method", "target", "paper", *OURS, "ratio, paper", "ratio, ours", "seeds"]]
     for task in SIX:
-        rows = [
-            _row(results, task, target, variant)
-            for target in targets_of(results, task)
-            for variant in artefact.variants
-        ]
-        parts.append(details(task_name(task), table(header, rows)))
-    return parts
+        for target in targets_of(results, task):
+            rows += [_row(results, task, target, variant) for variant in artefact.variants]
+    about = (
+        "**Rounds to a target**: the first of three consecutive rounds at or above it. Ours is the mean over seeds, "
+        "from the raw curve; the paper's is read off its smoothed curves (C.37). **Ratio**: HierFAVG's rounds divided "
+        f"by the method's. [Marks of bounds]({RATIOS})."
+    )
+    return Body([about], rows)
 
 
 def _row(results: Results, task: str, target: str, variant: str) -> list[str]:
@@ -63,7 +57,8 @@ def _row(results: Results, task: str, target: str, variant: str) -> list[str]:
     rounds = [at for found in runs.values() if (at := found.targets[target].round) is not None]
     rounds = rounds if len(rounds) == len(runs) else []  # a bound has neither spread nor difference
     ours = [_mean_rounds(runs, target), std(rounds, 1, 1), difference(rounds, crossed, 1, 1)]
-    return [f"{float(target):.0%}", variant, paper, *ours, ratio_of_paper, ratio_of_ours, str(len(runs))]
+    name, percent = task_name(task), f"{float(target):.0%}"
+    return [name, variant, percent, paper, *ours, ratio_of_paper, ratio_of_ours, str(len(runs))]
 
 
 def _mean_rounds(runs: Mapping[int, Finding], target: str) -> str:

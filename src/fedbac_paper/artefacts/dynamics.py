@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fedbac_paper.artefact import Artefact, presets
+from fedbac_paper.artefact import Artefact, Body, presets
 from fedbac_paper.claims import Claim, claim_about, noted, own_numbers
 from fedbac_paper.measures import moves_by, values
 from fedbac_paper.paper import READINGS, look_up, period_of, printed_as
 from fedbac_paper.results import Curve, Finding, Results
-from fedbac_paper.tables import NONE, OURS, difference, mean, std, table
+from fedbac_paper.tables import NONE, OURS, difference, mean, side_by_side, std
 from fedbac_paper.tasks import MODERATE, task_name
 from fedbac_paper.verdicts import Verdict, between, every, near, positive
 
@@ -16,25 +16,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VARIANTS = ("ifca-paper", *READINGS)
+NUMBERS = {"reassignments": "moves", "clusters at the end": "active_clusters"}
 
 
-def body(_: Artefact, results: Results) -> list[str]:
-    """Return one table: reassignments, and clusters at the end."""
-    moved, left = ["reassignments, paper", *OURS], ["clusters at the end, paper", *OURS]
-    header = ["data set", "method", *moved, "at most", *left, "seeds"]
-    rows = []
+def body(_: Artefact, results: Results) -> Body:
+    """Return reassignments, and clusters at the end."""
+    header = ["setting", "method", "most reassignments", "seeds"]
+    for number in NUMBERS:
+        header += [f"{number}, {column}" for column in ("paper", *OURS)]
+    rows = [header]
     for task in MODERATE:
         for variant in VARIANTS:
             runs = list(results.of(task, variant).values())
-            paper = [look_up("dynamics", task, printed_as(variant), key)[-1][1] for key in ("moves", "active_clusters")]
-            counts = [found.moves for found in runs], [found.active_clusters for found in runs]
-            moves, active = (
-                [f"{theirs:g}", mean(ours, 1, 1), std(ours, 1, 1), difference(ours, theirs, 1, 1)]
-                for ours, theirs in zip(counts, paper, strict=True)
-            )
             most = str(10 * (runs[0].rounds // period_of(variant))) if runs else NONE
-            rows.append([task_name(task), variant, *moves, most, *active, str(len(runs))])
-    return [table(header, rows)]
+            row = [task_name(task), variant, most, str(len(runs))]
+            for key in NUMBERS.values():
+                paper = look_up("dynamics", task, printed_as(variant), key)[-1][1]
+                ours = [getattr(found, key) for found in runs]
+                row += [f"{paper:g}", mean(ours, 1, 1), std(ours, 1, 1), difference(ours, paper, 1, 1)]
+            rows.append(row)
+    shown = (side_by_side(rows, f"{number}, ours", f"{number}, paper", number) for number in NUMBERS)
+    return Body([*shown], rows)
 
 
 def figure(results: Results) -> "Figure":

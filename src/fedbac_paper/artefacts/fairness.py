@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 
-from fedbac_paper.artefact import Artefact
+from fedbac_paper.artefact import Artefact, Body
 from fedbac_paper.artefacts.table_2 import CELLS, NAMED
 from fedbac_paper.claims import Claim, claim_about, fairer, noted, own_numbers, severe_against_moderate
 from fedbac_paper.measures import Number, minus, spread, values
 from fedbac_paper.paper import BASELINES, READINGS, look_up, printed_as
 from fedbac_paper.results import Finding, Results
-from fedbac_paper.tables import details, difference, mean, paper_number, std, table
+from fedbac_paper.tables import OURS, difference, mean, paper_number, side_by_side, std
 from fedbac_paper.tasks import SIX, task_name
 from fedbac_paper.verdicts import Verdict, above, below, every, ratio_between
 
@@ -22,33 +22,28 @@ def _best(found: Finding) -> float:
     return found.edge_max
 
 
-def body(artefact: Artefact, results: Results) -> list[str]:
-    """Return σ over edges in one table, and a table per setting: the worst edge, the best, and σ."""
-    numbers: Mapping[str, Number] = {"min": _worst, "max": _best, "sigma": spread}
-    places = ("worst edge", "best edge", "σ over edges")
-    header = ["method", *(f"{place}, {who}" for place in places for who in ("paper", "ours", "difference")), "seeds"]
-    tables, sigma = [], {variant: [variant] for variant in artefact.variants}
-    for task in SIX:
-        rows = []
-        for variant in artefact.variants:
-            runs = list(results.of(task, variant).values())
-            row = [variant]
-            for key, number in numbers.items():
-                shares = [number(found) for found in runs]
-                ours = mean(shares) + (f" ± {std(shares)}" if len(shares) > 1 else "")
-                paper = look_up("fairness", task, printed_as(variant), key)
-                row += [paper_number(paper), ours, difference(shares, paper)]
-            rows.append([*row, str(len(runs))])
-            sigma[variant].append(row[-2])
-        tables.append(details(task_name(task), table(header, rows)))
-    return [
-        "σ over edges in points, ours: the standard deviation of the edges' accuracies, each the mean over its last "
-        "ten rounds. Numbers are means over seeds ± their standard deviation.",
-        table(["method", *map(task_name, SIX)], list(sigma.values())),
-        "Accuracy of the worst and the best edge in percent, and the paper's numbers; a difference is ours less the "
-        "paper's:",
-        *tables,
+def body(artefact: Artefact, results: Results) -> Body:
+    """Return σ over edges, and the worst and the best edge."""
+    numbers: Mapping[str, tuple[str, Number]] = {
+        "worst edge": ("min", _worst),
+        "best edge": ("max", _best),
+        "σ over edges": ("sigma", spread),
+    }
+    rows = [["setting", "method", *(f"{place}, {who}" for place in numbers for who in ("paper", *OURS)), "seeds"]]
+    for cell in artefact.cells:
+        runs = list(results.of(cell.task, cell.variant).values())
+        row = [task_name(cell.task), cell.variant]
+        for key, number in numbers.values():
+            shares = [number(found) for found in runs]
+            paper = look_up("fairness", cell.task, printed_as(cell.variant), key)
+            row += [paper_number(paper), mean(shares), std(shares), difference(shares, paper)]
+        rows.append([*row, str(len(runs))])
+    shown = [
+        "Means over seeds of the edges' accuracies, each the mean over its last ten rounds, in percent, and of their "
+        "standard deviation σ, in points.",
+        *(side_by_side(rows, f"{place}, ours", f"{place}, paper", place) for place in ("σ over edges", "worst edge")),
     ]
+    return Body(shown, rows)
 
 
 def claims(results: Results) -> list[Claim]:

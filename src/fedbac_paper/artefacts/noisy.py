@@ -4,7 +4,7 @@ from fedbac_paper.artefact import Artefact, Cell
 from fedbac_paper.claims import Claim
 from fedbac_paper.measures import values
 from fedbac_paper.results import Results
-from fedbac_paper.tables import small_task_table
+from fedbac_paper.tables import small_task
 from fedbac_paper.verdicts import above
 
 TASK = "noisy"
@@ -33,6 +33,4 @@ def claims(results: Results) -> list[Claim]:
     ]
 
 
-ARTEFACT = Artefact(
-    "noisy", "Clients with noisy labels", "Not in the paper", CELLS, small_task_table, claims, curves=True
-)
+ARTEFACT = Artefact("noisy", "Clients with noisy labels", "Not in the paper", CELLS, small_task, claims, curves=True)

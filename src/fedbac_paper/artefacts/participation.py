@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbac_paper.artefact import RANDOM_CLIENTS, Artefact, Cell
+from fedbac_paper.artefact import RANDOM_CLIENTS, Artefact, Body, Cell
 from fedbac_paper.artefacts.selection import SELECTION_TASKS
 from fedbac_paper.claims import Claim, in_all
 from fedbac_paper.measures import gap
 from fedbac_paper.results import Results
-from fedbac_paper.tables import SPREADS, each, mean, std, table
+from fedbac_paper.tables import ACCURACY, SPREADS, mean, side_by_side, std
 from fedbac_paper.tasks import task_name
 from fedbac_paper.verdicts import above, every
 
@@ -40,29 +40,17 @@ def _cells(task: str) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-def body(_: Artefact, results: Results) -> list[str]:
-    """Return a table per data set with a row for each participation rate."""
-    header = [
-        "p",
-        *("Thompson sampling", *SPREADS),
-        *("random clients", *SPREADS),
-        "σ, Thompson",
-        "σ, random",
-        "seeds (Thompson, random)",
-    ]
-    parts = ["Distributed accuracy of `fed-bac` in percent, the mean over seeds of the mean over the last ten rounds."]
-    for task in SELECTION_TASKS:
-        rows = []
-        for fraction in FRACTIONS:
-            both = [list(results.of(task, name(fraction)).values()) for name in (_thompson, _random)]
-            numbers = []
-            for runs in both:
-                shares = [found.accuracy for found in runs]
-                numbers += [mean(shares), std(shares), mean([found.accuracy_std_last for found in runs])]
-            sigma = [mean([found.edge_std for found in runs]) for runs in both]
-            rows.append([f"{fraction:g}", *numbers, *sigma, each([len(runs) for runs in both])])
-        parts += [f"### {task_name(task)}", table(header, rows)]
-    return parts
+def body(artefact: Artefact, results: Results) -> Body:
+    """Return the accuracy at each participation rate."""
+    rows = [["setting", "clients", "accuracy", *SPREADS, "σ over edges", "seeds"]]
+    for cell in artefact.cells:
+        runs = list(results.of(cell.task, cell.variant).values())
+        shares = [found.accuracy for found in runs]
+        numbers = [mean(shares), std(shares), mean([found.accuracy_std_last for found in runs])]
+        sigma = mean([found.edge_std for found in runs])
+        rows.append([task_name(cell.task), cell.variant, *numbers, sigma, str(len(runs))])
+    about = f"`fed-bac` with Thompson sampling, unless clients are random. {ACCURACY}"
+    return Body([about, side_by_side(rows, "accuracy", None)], rows)
 
 
 def figure(results: Results) -> "Figure":

@@ -1,27 +1,26 @@
 """Table III: twenty edges and 500 clients."""
 
-from fedbac_paper.artefact import Artefact, presets
+from fedbac_paper.artefact import Artefact, Body, presets
 from fedbac_paper.claims import Claim, claim_about
 from fedbac_paper.measures import gap, values
 from fedbac_paper.paper import BASELINES, READINGS, look_up, printed_as
 from fedbac_paper.results import Results
-from fedbac_paper.tables import accuracy_tables, difference, mean, paper_number, std, table
+from fedbac_paper.tables import NONE, accuracies, difference, mean, paper_number, side_by_side, std
+from fedbac_paper.tasks import task_name
 from fedbac_paper.verdicts import above, below, every, near
 
 LARGE, SMALL = "cifar10-500", "cifar10"
 
 
-def body(artefact: Artefact, results: Results) -> list[str]:
+def body(artefact: Artefact, results: Results) -> Body:
     """Return the final accuracies, and those at round 20."""
-    rows = []
+    (about, _), rows = accuracies(artefact, results)
     for variant in artefact.variants:
         shares = list(_at_round_20(results, variant).values())
         paper = look_up("round_20", LARGE, printed_as(variant))
-        numbers = [paper_number(paper), mean(shares), std(shares), difference(shares, paper)]
-        rows.append([variant, *numbers, str(len(shares))])
-    header = ["method", "paper", "ours", "std over seeds", "difference", "seeds"]
-    round_20 = ["### Round 20", "Distributed accuracy in percent.", table(header, rows)]
-    return [*accuracy_tables(artefact, results), *round_20]
+        ours = [mean(shares), std(shares), NONE, difference(shares, paper), NONE, str(len(shares))]
+        rows.append([f"{task_name(LARGE)}, round 20", variant, paper_number(paper), NONE, *ours])
+    return Body([about, side_by_side(rows, "ours")], rows)
 
 
 def _at_round_20(results: Results, variant: str) -> dict[int, float]:

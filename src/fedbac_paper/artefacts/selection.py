@@ -1,10 +1,10 @@
 """Table V: Thompson sampling against random clients."""
 
-from fedbac_paper.artefact import RANDOM_CLIENTS, Artefact, Cell
+from fedbac_paper.artefact import RANDOM_CLIENTS, Artefact, Body, Cell
 from fedbac_paper.claims import Claim, claim_about, fairer, in_all, noted, own_numbers
 from fedbac_paper.paper import READINGS, look_up
 from fedbac_paper.results import Results
-from fedbac_paper.tables import ACCURACY_HEADER, difference, mean, paper_number, std, table
+from fedbac_paper.tables import ACCURACY, ACCURACY_HEADER, difference, mean, paper_number, side_by_side, std
 from fedbac_paper.tasks import task_name
 from fedbac_paper.verdicts import every
 
@@ -18,26 +18,21 @@ CELLS = tuple(
 )
 
 
-def body(artefact: Artefact, results: Results) -> list[str]:
-    """Return a table per data set: accuracies and σ over edges of both ways to choose clients."""
-    parts = [
-        "Distributed accuracy in percent and σ over edges in points, p = 0.8. Here the paper's ± is most likely the "
-        "spread over its seeds (C.33)."
-    ]
-    header = ["clients", *ACCURACY_HEADER[1:-1], "σ, paper", "σ, ours", "seeds"]
+def body(artefact: Artefact, results: Results) -> Body:
+    """Return accuracies and σ over edges of both ways to choose clients."""
+    rows = [[*ACCURACY_HEADER[:-2], "σ, paper", "σ, ours", "seeds"]]
     for task in SELECTION_TASKS:
-        rows = []
         for variant in artefact.variants:
             paper = look_up("selection", task, "random" if variant.endswith(RANDOM_CLIENTS) else "thompson")
             runs = list(results.of(task, variant).values())
             shares, sigma = [found.accuracy for found in runs], [found.edge_std for found in runs]
-            last = mean([found.accuracy_std_last for found in runs])
             name = variant if variant.endswith(RANDOM_CLIENTS) else f"{variant}, Thompson sampling"
-            numbers = [paper_number(paper["mean"], paper["pm"]), mean(shares), std(shares), last]
+            theirs = [paper_number(paper["mean"]), paper_number(paper["pm"])]
+            ours = [mean(shares), std(shares), mean([found.accuracy_std_last for found in runs])]
             rest = [difference(shares, paper["mean"]), paper_number(paper["sigma"]), mean(sigma), str(len(runs))]
-            rows.append([name, *numbers, *rest])
-        parts += [f"### {task_name(task)}", table(header, rows)]
-    return parts
+            rows.append([task_name(task), name, *theirs, *ours, *rest])
+    accuracy, spread = side_by_side(rows, "ours"), side_by_side(rows, "σ, ours", "σ, paper")
+    return Body([f"{ACCURACY} p = 0.8.", accuracy, "σ over edges in points:", spread], rows)
 
 
 def claims(results: Results) -> list[Claim]:

@@ -7,7 +7,7 @@ from fedbac_paper.claims import Claim, claim_about, in_all, noted, own_numbers, 
 from fedbac_paper.measures import gap
 from fedbac_paper.paper import BASELINES, READINGS, look_up
 from fedbac_paper.results import Results
-from fedbac_paper.tables import accuracy_tables
+from fedbac_paper.tables import accuracies
 from fedbac_paper.tasks import PAIRS, SIX, task_name
 from fedbac_paper.verdicts import Verdict, above, below, every, near
 
@@ -75,12 +75,12 @@ def _printed_gain(task: str, other: str) -> float:
     return float(printed["fed-bac"] - printed[other])
 
 
-TABLE_2 = Artefact("table-2", "Distributed accuracy", "Table II of the paper", CELLS, accuracy_tables, claims)
+TABLE_2 = Artefact("table-2", "Distributed accuracy", "Table II of the paper", CELLS, accuracies, claims)
 PER_CLASS = Artefact(
     "table-2-per-class",
     "Distributed accuracy, the other Dirichlet draw",
     "Table II of the paper with the classes drawn over the edges (`task.partition.mode=per_class`, C.10)",
     tuple(replace(cell, settings=("task.partition.mode=per_class",)) for cell in CELLS),
-    accuracy_tables,
+    accuracies,
     claims,
 )

@@ -5,10 +5,13 @@ A site makes its key, which never leaves it, asks for a certificate, and puts th
 
 import datetime as dt
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+from filelock import FileLock, Timeout
 
 from fedbac.config.text import to_yaml
 from fedbac.deploy.pki import authority
@@ -172,6 +175,17 @@ class FederationFolder:
                 f"{quoted(named)}; give the old name again, or make a new federation"
             )
         return cls(path, config, found)
+
+    @classmethod
+    @contextmanager
+    def locked(cls, path: Path) -> Iterator[None]:
+        """Let no other command change a federation meanwhile."""
+        cls.load(path)  # what is no federation gets no lock
+        try:
+            with FileLock(path / "lock", timeout=authority.PATIENCE):
+                yield
+        except Timeout as error:
+            raise DeployError(f"{path}: another command is changing it; wait for its end") from error
 
     def kit(self, name: str) -> Path:
         """Return the folder of a site's kit."""

@@ -21,10 +21,11 @@ from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.core import trees
 from fedbac.core.codecs import Chain, Codec
-from fedbac.core.parts import Parts, Scope
+from fedbac.core.parts import Parts, Scope, extension
 from fedbac.core.queries import Split
 from fedbac.core.settings import IntArray
 from fedbac.core.state import flatten
+from fedbac.data import fixed_normalization
 from fedbac.deploy.local_data import MOST_CLASSES, MOST_TOKENS, NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import ROOM, WireError
@@ -160,11 +161,6 @@ class Charter:
         """What a site takes part in."""
         return f"run {self.run}, epoch {self.epoch} (charter {self.id})"
 
-    @property
-    def path(self) -> str:
-        """Who trains, as the run's configuration says it."""
-        return f"federation of {len(self.clients)} edges and {len(self.names)} clients"
-
     @cached_property
     def members(self) -> tuple[int, ...]:
         """The edges of which a client takes part; the places of others are empty, or not taken yet."""
@@ -195,6 +191,8 @@ class Charter:
         """Per-channel mean and deviation of all training images, whoever holds them."""
         if self.pixels is None:
             return None
+        if self.experiment.method.privacy is not None:
+            return fixed_normalization(len(self.pixels[0]))
         mean_C, deviation_C = (np.array(each_C, dtype=np.float32) for each_C in self.pixels)
         return mean_C, deviation_C
 
@@ -204,7 +202,10 @@ class Charter:
         task, recipe, seed = self.experiment.task, self.experiment.network, self.experiment.seed
         steps = self.label_shape if task.loss.labels == "tokens" else ()
         losses.check(task.loss, task.loss.labels, self.label_shape, self.num_classes)
-        return models.builder(recipe, None, self.shape, self.num_classes, seed, self.largest_token, task.frozen, steps)
+        extend = extension(self.experiment.method.personalization)
+        return models.builder(
+            recipe, None, self.shape, self.num_classes, seed, self.largest_token, task.frozen, steps, extend
+        )
 
     def check_here(self) -> None:
         """Refuse networks and a loss that cannot be built here."""
@@ -273,7 +274,9 @@ class Charter:
         if request == "train":  # with the update of every client, where clustering asks for them
             of_clusters = (min(clusters, most) + most) * self._bytes("cloud_up", "cluster")
             return rest + self._bytes("cloud_up", "cloud") + of_clusters
-        return {"fit": update, "relay": rest + max(map(len, self.clients)) * update}.get(request, rest)
+        return {"fit": update, "secret_fit": update, "relay": rest + max(map(len, self.clients)) * update}.get(
+            request, rest
+        )
 
     def _bytes(self, link: str, *scopes: Scope) -> int:
         """Return what a row of each part of some owners takes on a link, packed or as it is."""
@@ -335,7 +338,7 @@ def outputs(
     if experiment.task.loss.labels == "numbers":
         return label_shape[0] if label_shape else 1
     own = experiment.network
-    return own.outputs(tuple(shape), largest_token) if isinstance(own, models.OwnNetwork) else classes
+    return own.outputs(tuple(shape), largest_token, classes) if isinstance(own, models.OwnNetwork) else classes
 
 
 @contextmanager
@@ -444,6 +447,18 @@ def read_facts(said: Any) -> Facts:
     if not good or any(not 0 <= count <= MOST_EXAMPLES for count in facts.classes):
         raise WireError(f"facts: {quoted(said)} cannot be")
     return facts
+
+
+FAR = 30
+"""Times the usual, and at least so many times as many, is far above it."""
+
+
+def far_off(numbers: Mapping[str, int], others: Sequence[int] = ()) -> dict[str, int]:
+    """Return whose number is so far above the usual that a network for it would be of no use to others, and the usual:
+    the median. Of fewer than three nothing is usual."""
+    known = [*numbers.values(), *others]
+    usual = int(np.median(known)) if len(known) > 2 else MOST_TOKENS
+    return {name: usual for name, number in numbers.items() if number > FAR * max(usual, FAR)}
 
 
 def added_up(sums: Sequence[Sequence[Sequence[int]]]) -> tuple[tuple[int, ...], ...] | None:

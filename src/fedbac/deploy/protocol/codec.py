@@ -81,7 +81,7 @@ def write(hint: Any, value: Any, path: str, tensors: dict[str, Any]) -> Any:
         each = enumerate(sorted(value, key=str) if origin is frozenset else value)
         return [write(inner[0], one, f"{path}/{place}", tensors) for place, one in each]
     if as_tensors(hint):
-        tensors[path] = np.frombuffer(value, dtype=np.uint8) if isinstance(value, bytes) else value
+        tensors[path] = np.frombuffer(bytes(value), dtype=np.uint8) if hint is bytes else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -212,7 +212,9 @@ class Reader:
                 raise self.refuse(path, f"is not finite, or not from {low:g} to {high:g}")
         if some and not (torch.isin(value, wanted).all() and len(set(value.tolist())) == len(value)):
             raise self.refuse(path, "names what is not there, or something twice")
-        return value if hint is Tensor else value.numpy().tobytes() if hint is bytes else value.numpy()
+        if hint is Tensor:
+            return value
+        return value.numpy().tobytes() if hint is bytes else value.numpy().copy()  # a view would hold the message
 
     def _tensor(self, path: str, like: Tensor, free: int) -> Tensor:
         """Return a tensor that is like another, but for the lengths of its first axes."""

@@ -35,6 +35,7 @@ class Failure(Enum):
         "the new ones (fedbac cloud KIT --refresh SITE)"
     )
     MORE_CLASSES = "its labels go up to {}, and the run has classes 0 to {}; leave those examples out"
+    FAR_OFF = "its labels go up to {}, where those of the edge's other clients go up to about {}"
     OTHER_KIT = "the run has {} clients at this edge and its kit {}; renew the kit"
     BUSY = "is still busy with an earlier request"
     NOT_WAITED_FOR = "nobody waited for the answer any more"
@@ -49,7 +50,13 @@ class Failure(Enum):
     OUTLIER = "its update changes {:,} times as much as is allowed (deploy.outlier_factor)"
     LATE = "it gave no answer in time"
     UNUSABLE = "what it said cannot be used; the log of the site above it says why"
+    FEW_IN_SUM = (
+        "{} of {} clients are left in a secret sum, which needs {} (method.aggregation.threshold, or a majority)"
+    )
+    NO_SUM = "it takes no part in this secret sum" + ITS_LOG
+    NO_ROOM = "its disk has no room for the updates of its clients; free some" + ITS_LOG
     NO_TESTS = "nobody could measure on the test data of {} edges" + ITS_LOG
+    SPENT = "round {} is spent: it has answered it with noise, from other networks (method.privacy)"
     CLIENT_STATE = "client {}: the run continues after round {}, but the state it has kept is of round {}"
     EDGE_STATE = "edge {}: the run continues after round {}, but the state it has kept is of round {}"
 

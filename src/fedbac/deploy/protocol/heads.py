@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from fedbac.deploy.spool import Payload
 from fedbac.errors import DeployError
 
 PROTOCOL = 1
@@ -17,6 +18,7 @@ LENGTH = 8
 KINDS = (
     "enroll", "facts", "roster", "begin", "ready", "revoked", "stranger", "forgotten", "absent", "train", "trained",
     "measure", "measured", "relay", "relayed", "fit", "update", "evaluate", "evaluation", "model", "version",
+    "secret_keys", "secret_shares", "secret_fit", "secret_evaluate", "secret_unmask", "secret",
 )  # fmt: skip
 """All that is said; ``messages`` declares what each holds."""
 
@@ -25,7 +27,7 @@ class WireError(DeployError):
     """A message that is not what it should be; it is refused."""
 
 
-def said(data: bytes) -> tuple[Any, Any, Any, Any]:
+def said(data: Payload) -> tuple[Any, Any, Any, Any]:
     """Return protocol, kind, order of tensors and values, as a message says them."""
     length = int.from_bytes(data[:LENGTH], "little")
     if len(data) < LENGTH or length > min(len(data) - LENGTH, MOST_HEAD):
@@ -41,7 +43,7 @@ def said(data: bytes) -> tuple[Any, Any, Any, Any]:
         raise WireError("a message has no head that can be read") from error
 
 
-def kind_of(data: bytes) -> str:
+def kind_of(data: Payload) -> str:
     """Return what a message says that it is; ``other`` for what nobody here says, which a parent must not remember."""
     try:
         _, kind, _, _ = said(data)

@@ -21,6 +21,7 @@ from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
 from fedbac.core.schema import AnyNumber, Some, Unchecked
+from fedbac.core.secret import Fixed
 from fedbac.core.settings import IntArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
@@ -30,6 +31,7 @@ from fedbac.errors import LONGEST_QUOTE, quoted, visible
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport, Wanted
 
 Names = AnyNumber[tuple[str, ...]]
+Places = AnyNumber[tuple[int, ...]]
 Had = Mapping[str, Names]
 """By part, the hashes of the networks whose changes are sent."""
 
@@ -48,8 +50,9 @@ Expectations = Mapping[str, Expected]
 """By the number of a client, and of the site itself under ``edge``."""
 MESSAGES: Mapping[str, Mapping[str, Any]] = {
     # How a run begins. An edge tells the classes and sums of all its clients together, and is told their holdings. Of
-    # clients that join later, ``only`` those, it tells neither: they would be those of one client.
-    "enroll": {"experiment": Json, "only": Names},
+    # clients that join later, ``only`` those, it tells neither: they would be those of one client. Who is ``without``
+    # is not asked, as its data fit to nobody's.
+    "enroll": {"experiment": Json, "only": Names, "without": Names},
     "facts": {"facts": Json},
     "roster": {"clients": Mapping[str, Json], "edge": Json | None, "together": Json, "reasons": Mapping[str, str]},
     "begin": {"charter": str, "known": Mapping[str, Json]},
@@ -77,6 +80,14 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
     "update": {"trained": Trained},
     "evaluate": {"charter": str, "request": Evaluate, "before": tuple[int, ...], "expected": Expected},
     "evaluation": {"measured": Measured},
+    # The four messages of a secret sum, and the one kind of answers. Clients are numbered from 1. ``payload`` is what a
+    # client is to do for it: a ``fit`` or an ``evaluate``.
+    "secret_keys": {"charter": str, "session": str},
+    "secret_shares": {"charter": str, "session": str, "places": Places, "keys": Unchecked[bytes]},
+    "secret_fit": {"charter": str, "session": str, "places": Places, "fixed": Fixed, "payload": Unchecked[bytes]},
+    "secret_evaluate": {"charter": str, "session": str, "places": Places, "fixed": Fixed, "payload": Unchecked[bytes]},
+    "secret_unmask": {"charter": str, "session": str, "places": Places, "sealed": Unchecked[bytes]},
+    "secret": {"data": Unchecked[bytes]},
     # A model after a round, on its way from the cloud to an edge and from an edge to a client, and as a site keeps it:
     # then with the parts that the site owns, and with the text of the charter instead of its hash.
     "model": {
@@ -92,6 +103,8 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
         "left": Unchecked[Parts],
         "links": Unchecked[Mapping[str, Parts]],
     },
+    # What a site has released with noise, and the hash of the networks from which.
+    "release": {"stamp": str, "parts": Unchecked[Parts]},
 }
 """By kind, what a message holds."""
 MOST_MODELS = 1_000_000

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from fedbac.deploy.protocol.heads import PROTOCOL, said
 from fedbac.deploy.protocol.heads import ROOM as ROOM
 from fedbac.deploy.protocol.heads import WireError as WireError
+from fedbac.deploy.spool import Payload
 from fedbac.errors import quoted
 
 
@@ -47,7 +48,7 @@ def encode(kind: str, head: Mapping[str, Any], tensors: Mapping[str, Tensor | np
     return save(ready, metadata={"fedbac": text})
 
 
-def decode(data: bytes, kinds: Collection[str]) -> Message:
+def decode(data: Payload, kinds: Collection[str]) -> Message:
     """Return the message that bytes hold, if it is of one of these kinds; else raise a WireError."""
     protocol, kind, order, head = said(data)
     if protocol != PROTOCOL:
@@ -55,7 +56,7 @@ def decode(data: bytes, kinds: Collection[str]) -> Message:
     if not isinstance(kind, str) or kind not in kinds or not isinstance(head, dict):
         raise WireError(f"a message is of kind {quoted(kind)}, and {' or '.join(sorted(kinds))} was expected")
     try:
-        tensors = load(data)
+        tensors = load(data) if isinstance(data, bytes) else load_file(data.path)
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         raise WireError(f"{kind}: its tensors cannot be read") from error
     named = isinstance(order, list) and all(isinstance(path, str) for path in order)

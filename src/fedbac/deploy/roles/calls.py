@@ -39,7 +39,7 @@ def ask_with_retry(
         return answers, reasons
     answers = {child: answer for child, answer in answers.items() if child not in forgetful}
     more, lost = ask({child: whole(child) for child in forgetful})
-    return answers | more, reasons | lost
+    return {**answers, **more}, reasons | lost
 
 
 class Caller:
@@ -72,7 +72,7 @@ class Caller:
                 self._informed -= set(strangers)
             refused = self.inform(strangers, deadline)
             again, more = self._call({name: messages[name] for name in strangers}, refused, deadline)
-            answers = {name: answer for name, answer in answers.items() if name not in strangers} | again
+            answers = {name: answer for name, answer in answers.items() if name not in strangers} | dict(again)
             lost |= refused | more
         return answers, reasons | lost
 

@@ -25,7 +25,11 @@ def run_client(
     """Serve the client's edge until ``stop`` is set. The data are read once at the start, to see that they can be."""
     site = kit.site
     says = {"name": site.name, "number": site.number, "edge": site.edge, "source": source}
-    more = {"state": str(state or kit.folder / "state"), "runtime": {"workers": 1, **(runtime or {})}}
+    more = {
+        "kit": str(kit.folder),
+        "state": str(state or kit.folder / "state"),
+        "runtime": {"workers": 1, **(runtime or {})},
+    }
     worker = Worker(says | more, idle)
     try:
         worker.start()

@@ -1,20 +1,24 @@
 """How a site reaches its clients: one request becomes a message to each, and their answers one result."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
-from fedbac.core.codecs import Broadcast
 from fedbac.core.links import Link
-from fedbac.core.parts import Params
+from fedbac.core.parts import Params, Parts
 from fedbac.core.queries import Moment
-from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, Trained
-from fedbac.core.settings import IntArray
+from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, Trained, gathered
+from fedbac.core.secret import Secret
+from fedbac.core.settings import BoolArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
@@ -28,8 +32,13 @@ from fedbac.deploy.protocol.messages import (
 )
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.roles.calls import Silences, ask_with_retry
-from fedbac.deploy.roles.standing import Change, Standing
+from fedbac.deploy.roles.secret_sums import Outcome, Summing
+from fedbac.deploy.roles.standing import STANDING, Change, Standing
+from fedbac.deploy.spool import Spool
 from fedbac.deploy.transports.base import Answered
+from fedbac.engines.secret import Summed, measurement_of
+from fedbac.errors import OutputError
+from fedbac.files import make_folder, why
 
 log = logging.getLogger("fedbac")
 
@@ -51,11 +60,48 @@ class Reach(Protocol):
         """The same for edges that hold test data."""
 
 
+class Updates:
+    """What clients came back with, on the disk; none that is not finite."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._spool = Spool(make_folder(folder))
+        except (OSError, OutputError) as error:
+            raise TooFewClientsError(Failure.NO_ROOM, detail=str(error)) from error
+        self._at: dict[tuple[int, str], tuple[int, torch.dtype]] = {}
+        self._clients: set[int] = set()
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._clients
+
+    def put(self, client: int, parts: Parts) -> None:
+        """Keep the update of a client."""
+        if not trees.finite_rows(parts).all():
+            return
+        for part, params in parts.items():
+            row = trees.rows(params).contiguous()
+            self._at[client, part] = len(self._spool), row.dtype
+            try:
+                self._spool.add(row.view(torch.uint8).reshape(-1).numpy().data)
+            except OSError as error:
+                raise TooFewClientsError(Failure.NO_ROOM, detail=why(error)) from error
+        self._clients.add(client)
+
+    def columns(self, client: int, part: str, cut: slice) -> Tensor:
+        """Return some columns of a part of an update, as a row."""
+        at, dtype = self._at[client, part]
+        found = self._spool[at + cut.start * dtype.itemsize : at + cut.stop * dtype.itemsize]
+        return torch.frombuffer(bytearray(found), dtype=dtype)[None]
+
+
 class Clients:
     """The clients of a site: what a trainer would compute for all of them, each computes for itself."""
 
-    def __init__(self, charter: Charter, reach: Reach, outlier_factor: float = 0.0) -> None:
-        self.charter, self.reach, self.standing, self.silences = charter, reach, Standing(outlier_factor), Silences()
+    def __init__(self, charter: Charter, reach: Reach, folder: Path, outlier_factor: float = 0.0) -> None:
+        """In a folder updates are kept while a round is averaged, and which clients misbehaved."""
+        self.charter, self.reach, self.folder = charter, reach, folder
+        self.standing = Standing.kept(outlier_factor, folder / charter.run / STANDING)
+        self.silences = Silences()
         self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
@@ -66,33 +112,75 @@ class Clients:
 
     def average(self, request: Average) -> Averaged:
         """Have clients train, and average what they come back with; one that does not has failed."""
-        train = request.train
-        results = self._trained(train, request.broadcast)
+        if request.secret is not None:
+            return self._summed(request)
+        train, updates = request.train, Updates(self.folder)
+        found = gathered(self._trained(request, updates))
         self.before = (train.round, train.edge_round + 1)
+        healthy_C = np.isfinite(found.loss_C) & [client in updates for client in train.clients]
+        self.broken &= {client for client, good in zip(train.clients, healthy_C, strict=True) if not good}
+        counted_C = np.where(healthy_C, request.size_C, 0)
         sent = self.owners.without(train.bank, "client")
-        average = EdgeAverage(request.size_C, sent, {part: train.row_C[part] for part in sent}, request.rules)
-        for place, one in enumerate(results):
-            average.add({part: one.parts_C[part] for part in sent}, one.loss_C)
-            results[place] = replace(one, parts_C={part: one.parts_C[part] for part in request.keep})
-        del one
-        self.broken &= {client for client, good in zip(train.clients, average.healthy_C, strict=True) if not good}
-        squares = [one.square_C for one in results if one.square_C is not None]
-        epochs = [one.epoch_CE for one in results if one.epoch_CE is not None]
-        counted_C = np.where(average.healthy_C, request.size_C, 0)
-        own = self.owners.only(train.bank, "client")
-
-        def counted(row_C: IntArray, rows: Params) -> IntArray:
-            return np.bincount(row_C, counted_C, trees.count(rows)).astype(np.int64)
-
         return Averaged(
-            bank={part: average.bank[part] if part in average.bank else own[part] for part in train.bank},
-            weight=average.weight | {part: counted(train.row_C[part], own[part]) for part in own},
-            healthy_C=average.healthy_C,
-            loss_C=average.loss_C,
-            square_C=np.concatenate(squares) if squares else None,
-            epoch_CE=np.concatenate(epochs) if epochs else None,
-            kept={part: trees.join([one.parts_C[part] for one in results]) for part in request.keep},
+            bank=train.bank | {part: self._mean(part, request, updates, healthy_C) for part in sent},
+            weight={
+                part: np.bincount(train.row_C[part], counted_C, trees.count(rows)).astype(np.int64)
+                for part, rows in train.bank.items()
+            },
+            healthy_C=healthy_C,
+            loss_C=found.loss_C,
+            square_C=found.square_C,
+            epoch_CE=found.epoch_CE,
+            kept=found.parts_C,
         )
+
+    def _summed(self, request: Average) -> Averaged:
+        """The same where only sums of clients may be known: nobody's update is here, nor its loss."""
+        train, summed = request.train, Summed(request)
+        members = self._without_resting(dict.fromkeys(train.clients, b""))
+        fit = self._fits(request)
+        groups = [[c for c in (train.clients[place] for place in group) if c in members] for group in summed.groups]
+        numbers = 2 + (self.charter.epochs(train.phases) if "epochs" in train.keep else 0)
+        secret = request.secret
+        assert secret is not None
+        again = partial(fit, whole=True)
+        outcome = self._sums(groups, "secret_fit", secret, fit, again, (summed.width, numbers))
+        self.standing.strike_late(outcome.reasons, self.charter.names.__getitem__)
+        self._note(members, outcome.reasons)
+        self.before, self.broken = (train.round, train.edge_round + 1), set()
+        for group, total in outcome.totals.items():
+            if int(total.numbers[0]) > int(request.size_C[summed.groups[group]].sum()):  # nobody can tell who lied
+                raise TooFewClientsError(Failure.NOT_SOUND, 1, len(groups[group]))
+        return summed.averaged(outcome.totals, np.isin(train.clients, list(outcome.added)))
+
+    def _sums(
+        self,
+        groups: Sequence[Sequence[int]],
+        kind: str,
+        secret: Secret,
+        payload: Callable[[int], bytes],
+        whole: Callable[[int], bytes],
+        size: tuple[int, int],
+    ) -> Outcome:
+        outcome = Summing(self.charter, self.reach.ask, groups).play(kind, secret.fixed, payload, whole, size)
+        if not outcome.totals:
+            few = max(outcome.few, key=lambda one: one.numbers[1])
+            raise TooFewClientsError(Failure.FEW_IN_SUM, *few.numbers)
+        return outcome
+
+    def _mean(self, part: str, request: Average, updates: "Updates", healthy_C: BoolArray) -> Params:
+        """Average a part a few columns at a time, as memory need not hold more of all clients; a rule wants all."""
+        train, before, loss_C = request.train, request.train.bank[part], np.where(healthy_C, 0.0, np.nan)
+        rules, cuts = {name: rule for name, rule in request.rules.items() if name == part}, trees.cuts(before)
+        means = []
+        for cut in [slice(0, cuts[-1].stop)] if rules else cuts:
+            start = trees.columns(before, cut)
+            average = EdgeAverage(request.size_C, {part: {"": start}}, {part: train.row_C[part]}, rules)
+            for place, client in enumerate(train.clients):
+                row = updates.columns(client, part, cut) if healthy_C[place] else torch.zeros_like(start[:1])
+                average.add({part: {"": row}}, loss_C[place : place + 1])
+            means.append(average.bank[part][""])
+        return trees.shaped(torch.cat(means, 1), before)
 
     def evaluate(self, request: Evaluate) -> Measured:
         """Have clients, or edges that hold test data, measure; who gives no answer holds no examples."""
@@ -104,36 +192,31 @@ class Clients:
         nothing = np.zeros((1 if request.paired else request.num_models, 0))
         return _side_by_side(found) if found else Measured(nothing, nothing, np.zeros(0, dtype=np.int64))
 
-    def _trained(self, train: Train, broadcast: Broadcast | None = None) -> list[Trained]:
+    def _trained(self, request: Average, updates: "Updates") -> list[Trained]:
+        """Have clients train; return what they come back with, of their networks only those that are to be kept."""
+        train = request.train
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
         up = link.passing["up"]
-        made: dict[tuple[tuple[int, ...], Expected], bytes] = {}
-        messages = {}
-        for place, client in enumerate(train.clients):
-            rows = tuple(int(rows[place]) for part, rows in train.row_C.items() if self.owners.scopes[part] != "client")
-            same = (rows, self._expected(client))
-            if train.teachers is not None or same not in made:  # clients that start alike are sent the same bytes
-                made[same] = fit_request(train, place, self.charter, same[1], broadcast)
-            messages[client] = made[same]
-        messages = self._without_resting(messages)
-
-        def whole(client: int) -> bytes:
-            return fit_request(train, train.clients.index(client), self.charter, self._expected(client))
-
-        answers, reasons = ask_with_retry(self.reach.ask, messages, whole)
+        fit = self._fits(request)
+        messages = self._without_resting({client: fit(client) for client in train.clients})
+        said, reasons = ask_with_retry(self.reach.ask, messages, lambda client: fit(client, whole=True))
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
         num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.held("train")
         usual_size = np.median([size for size in sizes if size] or [1])
         lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
-        results, changes = dict(lost), dict[int, Change]()
+        results, changes, sent = dict(lost), dict[int, Change](), self.owners.without(train.bank, "client")
+        answers = dict(said)
+        del said
         for client in [client for client in lost if client in answers]:
             try:
                 found = read_update(decode(answers.pop(client), ("update",)), lost[client], up, self.charter)
-                results[client] = replace(found, parts_C=link.with_twins(found.parts_C))
             except WireError as error:
                 reasons[client] = self.standing.strike(names[client], Failure.UNUSABLE, detail=str(error))
                 continue
             unit = train.learning_rate * max(1.0, sizes[client] / usual_size)
+            parts_C = link.with_twins(found.parts_C)
+            updates.put(client, {part: parts_C[part] for part in sent})
+            results[client] = replace(found, parts_C={part: trees.join([parts_C[part]]) for part in request.keep})
             change = Change.of({part: found.parts_C[part] for part in up}, lost[client].parts_C, unit)
             changes |= {} if change is None else {client: change}
         self.broken = {client for client in lost if results[client] is not lost[client]}
@@ -146,13 +229,58 @@ class Clients:
             else:
                 self.standing.trust(names[client])
         self._note(messages, reasons)
-        return list(results.values())
+        return [replace(one, parts_C={part: one.parts_C[part] for part in request.keep}) for one in results.values()]
+
+    def _fits(self, request: Average) -> Callable[..., bytes]:
+        """Return what makes the message by which a client trains, or the whole of it for one that lacks networks whose
+        changes it was sent; clients that start alike are sent the same bytes."""
+        train, made = request.train, dict[tuple[tuple[int, ...], Expected], bytes]()
+        shared = [rows for part, rows in train.row_C.items() if self.owners.scopes[part] != "client"]
+        placed = {client: place for place, client in enumerate(train.clients)}
+
+        def fit(client: int, whole: bool = False) -> bytes:
+            place, expected = placed[client], self._expected(client)
+            if whole:
+                return fit_request(train, place, self.charter, expected)
+            same = (tuple(int(rows[place]) for rows in shared), expected)
+            if train.teachers is not None or same not in made:
+                made[same] = fit_request(train, place, self.charter, expected, request.broadcast)
+            return made[same]
+
+        return fit
 
     def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         names, members = self.charter.names, self.charter.commitments.keys() - self.standing.back.keys()
         return {client: message for client, message in messages.items() if names[client] in members}
 
+    def _summed_measurement(self, request: Evaluate, owners: tuple[int, ...]) -> list[Measured]:
+        """Have clients measure where only their sum may be known; return everybody's mean for each."""
+        secret, count = request.secret, 1 if request.paired else request.num_models
+        assert secret is not None
+        members = self._without_resting(dict.fromkeys(owners, b""))
+        placed = {owner: place for place, owner in enumerate(owners)}
+        made: dict[tuple[int, Expected], bytes] = {}
+
+        def asked(owner: int) -> bytes:
+            same = (placed[owner] if request.paired else 0, self._expected(owner))
+            if same not in made:
+                made[same] = self._asked(request, *same)
+            return made[same]
+
+        outcome = self._sums([list(members)], "secret_evaluate", secret, asked, asked, (0, 1 + 2 * count))
+        self.standing.strike_late(outcome.reasons, self.charter.names.__getitem__)
+        self._note(members, outcome.reasons)
+        held, most = self.charter.held(request.split), request.max_samples
+        count_G = np.array([min(held[owner], held[owner] if most is None else most) for owner in owners])
+        count_G = np.where(np.isin(owners, list(outcome.added)), count_G, 0)
+        found = measurement_of(secret, outcome.totals[0].numbers, count_G)
+        lost, each = _lost_evaluation(count), np.flatnonzero(count_G)
+        alone = {int(g): Measured(found.loss_VG[:, [g]], found.accuracy_VG[:, [g]], found.count_G[[g]]) for g in each}
+        return [alone.get(place, lost) for place in range(len(owners))]
+
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
+        if request.secret is not None:
+            return self._summed_measurement(request, request.owners)
         made: dict[tuple[int, Expected], bytes] = {}
         messages = {}
         for place, owner in enumerate(request.owners):
@@ -184,7 +312,8 @@ class Clients:
         """Measure on the test data of all edges at once: those that an edge holds itself, else those of its clients."""
         holders = [edge for edge in request.owners if self.charter.edge_tests(edge)]
         others = [edge for edge in request.owners if edge not in holders]
-        clients = tuple(client for edge in others for client in self.charter.clients[edge])
+        alone = others if request.secret is None else []
+        clients = tuple(client for edge in alone for client in self.charter.clients[edge])
         answers, lost = (
             self.reach.ask_edges(dict.fromkeys(holders, self._asked(request, 0, Expected()))) if holders else ({}, {})
         )
@@ -193,18 +322,30 @@ class Clients:
         found, missed, nothing = [], 0, _lost_evaluation(request.num_models)
         for edge in request.owners:
             try:
-                if edge in others:
+                if edge in others and edge not in alone:
+                    found.append(self._summed_of_edge(request, edge))
+                elif edge in others:
                     found.append(_of_all([results[client] for client in self.charter.clients[edge]]))
                 else:
                     message = decode(answers[edge], ("evaluation",))
                     found.append(read_evaluation(message, nothing, self.charter.edge_tests(edge), self.charter))
-            except (KeyError, WireError) as error:
+            except (KeyError, WireError, TooFewClientsError) as error:
                 missed += 1
                 log.warning("edge %d: its test data could not be measured on: %s", edge, lost.get(edge, str(error)))
                 found.append(nothing)
         if missed == len(found):
             raise TooFewClientsError(Failure.NO_TESTS, missed)
         return _side_by_side(found)
+
+    def _summed_of_edge(self, request: Evaluate, edge: int) -> Measured:
+        """Return what the clients of an edge measured on all their data together, of which only sums may be known."""
+        own = self.charter.clients[edge]
+        each = self._summed_measurement(replace(request, owners=own, level="client"), own)
+        held = [one for one in each if one.count_G.any()]
+        if not held:
+            raise WireError("none of its clients that hold some answered")
+        count_G = np.array([sum(int(one.count_G[0]) for one in held)])
+        return replace(held[0], count_G=count_G)
 
     def _asked(self, request: Evaluate, place: int, expected: Expected) -> bytes:
         return evaluate_request(request, place, self.before, self.charter, expected)

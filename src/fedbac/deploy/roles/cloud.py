@@ -67,7 +67,7 @@ class Cloud:
         begun = not self.overwrite and (self.folder.has_run() or (self.folder.path / EPOCHS / NEXT).exists())
         before = advanced(self.folder, site.members.moved) if begun else None
         with (
-            closing(children_of(self.kit, self._shake_hands, self.listen)) as children,
+            closing(children_of(self.kit, self._shake_hands, self.listen, self._state)) as children,
             closing(Board(self._state, lambda: self._look(children))) as board,
         ):
             self._board, self._children = board, children
@@ -138,7 +138,7 @@ class Cloud:
         anyway, moved = self.accept_rollback, self.kit.site.members.moved
         rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, anyway, moved, declined)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
-        self.remote = RemoteClients(self._state, *rest) if flat else RemoteEdges(*rest)
+        self.remote = (RemoteClients if flat else RemoteEdges)(self._state, *rest)
         return self.remote
 
     @property

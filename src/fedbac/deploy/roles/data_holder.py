@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
+from fedbac.core.codecs import Changes
 from fedbac.core.links import Link
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Moment
-from fedbac.core.requests import Trainer
+from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
 from fedbac.deploy.local_data import LocalData, read_local
@@ -33,14 +35,20 @@ from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.models import read_models
+from fedbac.deploy.roles.releases import Releases
+from fedbac.deploy.roles.secret_sums import SECRET, SecretSums
+from fedbac.deploy.secret.member import Signer
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import DeployError
 from fedbac.files import make_folder, opened, remove, write_whole
-from fedbac.local import Examples, make_trainer, one_thread
+from fedbac.local import Examples, make_trainer, one_thread, per_example
+from fedbac.rounds.privacy import silent
 
 NAME = re.compile(r"own-(\d{6,})-(\d+)\.safetensors")
 ROUNDS_BACK = 3
 """How far a cloud may go back: it keeps two checkpoints, and may have died before it wrote one."""
+GREY = 128
+"""A pixel that is neither black nor white."""
 NOTHING: dict[str, Any] = {"parts": {}, "momentum": {}, "left": {}, "links": {}}
 
 log = logging.getLogger("fedbac")
@@ -125,7 +133,9 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-KINDS = ("enroll", "begin", "fit", "evaluate", "model")
+ALONE = ("fit", "evaluate")
+"""What a site answers with numbers of its own, which nobody may see where there are secret sums."""
+KINDS = ("enroll", "begin", "fit", "evaluate", "model", *SECRET)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +152,21 @@ class OwnExamples(Examples):
 class DataHolder:
     """What a client does, and an edge with test data: answers its parent's messages from its own data."""
 
-    def __init__(self, name: str, number: int, edge: int, is_client: bool, source: str, state: Path, runtime: Runtime):
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        edge: int,
+        is_client: bool,
+        source: str,
+        state: Path,
+        runtime: Runtime,
+        signer: Callable[[Charter], Signer] | None = None,
+    ) -> None:
+        """``signer`` signs as the site, for secret sums."""
         self.name, self.number, self.edge, self.is_client = name, number, edge, is_client
         self.state, self.runtime = state, runtime
+        self.sums = SecretSums(self, signer)
         self.raw = read_local(source)
         if is_client and self.raw.size("train") == 0:
             raise DeployError(f"{source}: x_train and y_train are missing; a client learns from them")
@@ -162,11 +184,15 @@ class DataHolder:
             return STRANGER  # whoever asks hands over the charter first, and asks again
         if message.kind == "model":
             return self._model(message)
+        if self.is_client and message.kind in ALONE and self.charter.experiment.method.secret:
+            raise SiteError(
+                Failure.NO_SUM, detail="what it learns leaves it in sums alone, and this asks for it as it is"
+            )
         with one_thread():
             if message.kind == "evaluate":
                 return self._evaluate(message)
             try:
-                return self._fit(message)
+                return self.sums.answer(message) if message.kind in SECRET else self._fit(message)
             except ForgottenError:
                 return FORGOTTEN
 
@@ -179,7 +205,7 @@ class DataHolder:
             shape=list(data.example.shape[1:]),
             dtype=str(data.example.dtype),
             classes=data.classes(*counted),
-            sums=data.sums() if self.is_client else None,
+            sums=self._sums(experiment, data),
             largest_token=data.largest_token,
             label_shape=list(data.label_shape),
         )
@@ -187,6 +213,13 @@ class DataHolder:
     def _held(self, data: LocalData) -> dict[str, Any]:
         learned = {split: data.size(split) if self.is_client else 0 for split in ("train", "validation")}
         return {**learned, "test": data.size("test"), "fingerprint": data.fingerprint}
+
+    def _sums(self, experiment: Experiment, data: LocalData) -> list[list[int]] | None:
+        """Return the sums of the pixels; those of as many grey ones where privacy is promised, which tell nothing."""
+        sums = data.sums() if self.is_client else None
+        if sums is None or experiment.method.privacy is None:
+            return sums
+        return [[GREY * count, GREY**2 * count, count] for _, _, count in sums]
 
     def _held_out(self, experiment: Experiment) -> LocalData:
         if not self.is_client:
@@ -223,6 +256,8 @@ class DataHolder:
         self.__dict__.pop("shelf", None)
         split = "train" if self.is_client else "test"
         log.info("part of %s with %d examples to %s", charter.title, data.size(split), split)
+        if self.is_client and charter.experiment.method.secret:
+            log.info("what it learns leaves it only in secret sums (method.aggregation.secret)")
         return sent("ready")
 
     @property
@@ -261,15 +296,34 @@ class DataHolder:
         seed, normalization = charter.experiment.seed, charter.normalization
         examples = OwnExamples(dataset, shards, task.training, task.augment, seed, normalization, task.loss)
         scheme = charter.experiment.method.personalization
-        return adjusted(make_trainer(charter.network, scheme, examples, self.runtime), scheme)
+        gradients = per_example(charter.experiment, self.noise_seed)
+        return adjusted(make_trainer(charter.network, scheme, examples, self.runtime, gradients), scheme)
+
+    @property
+    def noise_seed(self) -> int:
+        """What noise comes from: where clients keep secrets by it, one of their own."""
+        privacy, seed = self.terms.experiment.method.privacy, self.terms.experiment.seed
+        return seed if privacy is None or not privacy.keeps_secrets else self.releases.secret
+
+    @property
+    def releases(self) -> Releases:
+        """What was released of this run with noise."""
+        return Releases(self.state / self.terms.run)
 
     def _fit(self, message: Message) -> bytes:
         """Train as asked; what the client owns stays here."""
+        _, trained, changes = self.fit(message)
+        return sent("update", changes, "trained/parts_C", trained=trained)
+
+    def fit(self, message: Message) -> tuple[Train, Trained, Changes]:
+        """Train as asked; return what was asked, what is sent of what was learned, and how."""
         charter, experiment = self.terms, self.terms.experiment
         request, expected = read_fit_request(message, charter, self.number, self.shelf)
         if charter.codec("client_down") is not None:
             self.shelf.put(request.bank)
         scheme, at = experiment.method.personalization, (request.round, request.edge_round)
+        if experiment.method.privacy is not None:
+            self._check_accounted(request)
         kept = self._kept(at, expected)
         whole = request.bank | charter.own("client", self.number, kept["parts"], request.bank)
         bank = {part: whole[part] for part in scheme.parts}
@@ -278,23 +332,49 @@ class DataHolder:
             momentum = kept["momentum"] or self._at_rest(bank)
         (trained,) = self.trainer.train([replace(request, bank=bank, momentum=momentum)])
         trained = replace(trained, parts_C={part: trees.to(p, "cpu") for part, p in trained.parts_C.items()})
-        moment = Moment(request.round, experiment.task.rounds)
-        link = Link("client", scheme, moment, experiment.method.links.chains, experiment.seed)
+        moment, privacy = Moment(request.round, experiment.task.rounds), experiment.method.privacy
+        link = Link("client", scheme, moment, experiment.chains, self.noise_seed)
+
+        def released(parts_C: Parts) -> Parts:
+            start, passing = ({part: some[part] for part in link.passing["up"]} for some in (bank, parts_C))
+            return parts_C | self.releases.once(at, start, lambda: passing)
+
+        if privacy is not None:
+            trained = replace(trained, loss_C=silent(trained.loss_C))
+            if not privacy.bounds_clients:
+                trained = replace(trained, parts_C=released(trained.parts_C))
         left = kept["left"]
         if link.chain("up").codec is not None:
             left = {part: trees.zeros(bank[part]) for part in link.passing["up"]} | left
         parts_C, left, changes = link.upload(trained.parts_C, bank, left, (self.number,), request.edge_round)
+        if privacy is not None and privacy.where == "clients":
+            parts_C = released(parts_C)
         finite = (torch.isfinite(value).all() for params in trained.parts_C.values() for value in params.values())
         if np.isfinite(trained.loss_C).all() and all(finite):
             own = charter.owners.only(trained.parts_C, "client")
             self.local_state.keep(at, parts=own, momentum=trained.momentum or {}, left=left)
         passed = {part: params for part, params in parts_C.items() if part in link.passing["up"]}
-        return sent("update", changes, "trained/parts_C", trained=replace(trained, parts_C=passed))
+        return replace(request, bank=bank), replace(trained, parts_C=passed), changes
+
+    def _check_accounted(self, request: Train | Evaluate) -> None:
+        """Refuse what the account of ``method.privacy`` does not hold: a dishonest parent might ask for it."""
+        task, edge_rounds = self.terms.experiment.task, self.terms.experiment.method.topology.edge_rounds
+        if isinstance(request, Evaluate):
+            told = request.split != "test"
+        else:
+            told = bool(request.keep) or not (1 <= request.round <= task.rounds and request.edge_round < edge_rounds)
+        if told:
+            raise WireError("it asks for more about the data than method.privacy has noise for")
 
     def _evaluate(self, message: Message) -> bytes:
-        """Measure models as asked, with what the client owns in place."""
+        return sent("evaluation", measured=self.evaluate(message)[1])
+
+    def evaluate(self, message: Message) -> tuple[Evaluate, Measured]:
+        """Measure models as asked, with what the client owns in place; return what was asked, too."""
         owner = self.number if self.is_client else self.edge
         request, before, expected = read_evaluate_request(message, self.terms, owner)
+        if self.is_client and self.terms.experiment.method.privacy is not None:
+            self._check_accounted(request)
         if self.is_client:
             own = self.terms.own("client", self.number, self._kept(before, expected)["parts"], request.bank)
             own = {part: params for part, params in own.items() if part in request.row_V}
@@ -302,7 +382,7 @@ class DataHolder:
             request = replace(request, bank=request.bank | own, row_V={**request.row_V, **rows})
         check_rows(request.row_V, request.bank)
         (measured,) = self.trainer.evaluate([request])
-        return sent("evaluation", measured=measured)
+        return request, measured
 
     def _model(self, message: Message) -> bytes:
         """Keep the client's model of a round, with what it owned then."""

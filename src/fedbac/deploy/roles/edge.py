@@ -22,6 +22,7 @@ from fedbac.deploy.protocol.charter import (
     Charter,
     Facts,
     added_up,
+    far_off,
     read_charter,
     read_experiment,
     read_facts,
@@ -45,14 +46,14 @@ from fedbac.deploy.roles.clients import Clients, Reach, TooFewClientsError
 from fedbac.deploy.roles.data_holder import NOTHING, DataHolder, LocalState
 from fedbac.deploy.roles.history import EDGE
 from fedbac.deploy.roles.models import read_models
-from fedbac.deploy.roles.standing import Standing
+from fedbac.deploy.roles.releases import Releases
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import DeploySettings, SiteConfig, quorum
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.deploy.transports.connect import children_of, serve_parent
 from fedbac.errors import quoted
 from fedbac.local import one_thread
-from fedbac.rounds.edge import serve
+from fedbac.rounds.edge import Common, serve
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
 from fedbac.rounds.rows import Remembered, SiteRows, first_memory
 
@@ -65,12 +66,14 @@ class OrderHandler:
 
     def __init__(self, charter: Charter, site: Site, reach: Reach, state: Path, deploy: DeploySettings) -> None:
         self.charter, self.site, self.reach, self.min_clients = charter, site, reach, deploy.min_clients
-        self.clients = Clients(charter, reach, deploy.outlier_factor)
+        privacy = charter.experiment.method.privacy
+        # Changes are clipped then; and who is left out must not hang on what others sent.
+        factor = 0.0 if privacy is not None and privacy.bounds_clients else deploy.outlier_factor
+        self.clients = Clients(charter, reach, state, factor)
         self.local_state = LocalState(state / charter.run)
+        self.releases = Releases(state / charter.run)
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
-        self.asked = 0
-        """The round that was asked for last."""
         self.trained: tuple[int, Parts] = (0, {})
         """The last round that was trained here, and the averages of it."""
 
@@ -97,17 +100,19 @@ class OrderHandler:
 
     def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
         """Run a round with the clients that are there, and have not to sit it out."""
-        if order.round < self.asked:  # the cloud went back, and what was learned since then counts no more
-            self.clients.standing = Standing(self.clients.standing.factor)
-        self.asked = order.round
-        self.clients.standing.begin()
+        self.clients.standing.begin(order.round)
         present_N = self._present()
         self.clients.before = (order.round, 0)
         parts = self.charter.experiment.method.personalization.parts
         memory = self._memory(order)
         links = {name: memory.of(name) for name in memory.whole}
         order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
-        report = cast(TrainReport, self._drive(order, gone, present_N))
+        try:
+            report = cast(TrainReport, self._drive(order, gone, present_N, self._common(order.round)))
+        except SiteError as error:
+            if error.failure is not Failure.SPENT:
+                raise
+            raise TooFewClientsError(error.failure, *error.numbers) from error
         chosen = len(report.selected)
         came, least = chosen - len(report.failed), quorum(self.min_clients, chosen)
         if came < least:
@@ -117,12 +122,20 @@ class OrderHandler:
         own = self.charter.owners.only(report.bank, "edge")
         self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
+        self.clients.standing.keep()
         return replace(report, reasons=dict(self.clients.standing.news))
 
     def measure(self, order: MeasureOrder, round_: int, gone: threading.Event) -> MeasureReport:
         """Measure models after a round."""
         self.clients.before = (round_ + 1, 0)
         return cast(MeasureReport, self._drive(order, gone, None))
+
+    def _common(self, round_: int) -> Common | None:
+        """Return how a round is played where privacy is promised: with a secret of the site instead of the seed."""
+        experiment = self.charter.experiment
+        if experiment.promise is None:
+            return None
+        return Common(experiment, round_, self.releases.secret, self.releases.once)
 
     def _memory(self, order: TrainOrder) -> Remembered:
         """Return what the links of which the site is the sender remember from before a round."""
@@ -150,8 +163,10 @@ class OrderHandler:
             raise TooFewClientsError(Failure.FEW_PRESENT, count, len(self.site.clients), least)
         return present_N
 
-    def _drive(self, order: Order, gone: threading.Event, present_N: BoolArray | None) -> Report:
-        work: Generator[Request, Result, Report] = serve(order, self.site, self.charter.experiment, present_N)
+    def _drive(
+        self, order: Order, gone: threading.Event, present_N: BoolArray | None, common: Common | None = None
+    ) -> Report:
+        work: Generator[Request, Result, Report] = serve(order, self.site, self.charter.experiment, present_N, common)
         with one_thread():
             try:
                 request = next(work)
@@ -270,8 +285,8 @@ class Edge:
         """Gather what clients say of their data; classes and sums go on as those of all of them together."""
         asked = received(message)
         read_experiment(asked["experiment"])
-        payload, only = sent("enroll", **asked), set(asked["only"])
-        names = self.clients.present() & only if only else self.clients.present()
+        payload, only, without = sent("enroll", **asked | {"without": ()}), set(asked["only"]), set(asked["without"])
+        names = self.clients.present() & only if only else self.clients.present() - without
         answers, reasons = self.clients.call(dict.fromkeys(names, payload), self.site.deploy.deadline)
         facts_of, unusable = dict[str, Facts](), dict[str, str]()
         for name, answer in answers.items():
@@ -281,7 +296,10 @@ class Edge:
                 facts_of[name] = facts
             except WireError as error:
                 unusable[name] = str(error)
-        own = self.holder and received(decode(self.holder.answer(payload), ("facts",)))["facts"]
+        for name, usual in far_off({name: len(facts.classes) for name, facts in facts_of.items()}).items():
+            reasons[name] = SiteError(Failure.FAR_OFF, len(facts_of.pop(name).classes) - 1, usual - 1).public
+        mine = self.holder if self.site.name not in without else None
+        own = mine and received(decode(mine.answer(payload), ("facts",)))["facts"]
         for name, reason in (reasons | unusable).items():
             log.warning("%s said nothing of its data: %s", name, reason)
         # An error quotes one client; the cloud hears of all together.
@@ -289,7 +307,9 @@ class Edge:
         plain = {name: facts.model_dump() | {"classes": [], "sums": None} for name, facts in facts_of.items()}
         # Of fewer than the run can begin with, the cloud would learn by difference what those hold who come later.
         count, deploy = len(self.site.children), self.site.deploy
-        least = count if deploy.start_after is None else quorum(deploy.min_clients, count)
+        least = quorum(deploy.min_clients, count)
+        if deploy.start_after is None:
+            least = max(least, len(set(self.site.children) - without))
         together = {} if only or len(facts_of) < least else _together(list(facts_of.values()))
         return sent("roster", clients=plain, edge=own, together=together, reasons=reasons)
 
@@ -359,7 +379,9 @@ class Edge:
         models = models.with_own("edge", handler.site.index, (kept or NOTHING)["parts"])
         models.keep(self.state)
         here = [client for client in models.clients if reach.name_of[client] in reach.members]
-        handler.clients.note(here, reach.ask({client: models.of(client).message(charter.id) for client in here})[1])
+        made: dict[bytes, bytes] = {}  # most clients are sent the same, which is held once
+        each = ((client, models.of(client).message(charter.id)) for client in here)
+        handler.clients.note(here, reach.ask({client: made.setdefault(text, text) for client, text in each})[1])
         return sent("ready")
 
     def _relay(self, message: Message, reach: EdgeReach) -> bytes:
@@ -414,7 +436,7 @@ def run_edge(
             "traffic": children.traffic(),
         }
 
-    with closing(children_of(kit, edge.handshake, listen)) as children, closing(Board(folder, look)) as board:
+    with closing(children_of(kit, edge.handshake, listen, folder)) as children, closing(Board(folder, look)) as board:
         edge.children = children
         METRICS.watch_children(len(site.children), children.present, lambda: len(edge.unfit | edge.left_out))
         board.say(doing="serving")

@@ -26,7 +26,7 @@ from fedbac.deploy.roles.clients import TooFewClientsError
 from fedbac.deploy.roles.edge import OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
-from fedbac.deploy.roles.standing import Change, Standing
+from fedbac.deploy.roles.standing import STANDING, Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
@@ -64,8 +64,8 @@ class BrokenRoundError(DeployError):
 class Remote:
     """What both kinds of federations have in common: who is there, and waiting for more."""
 
-    device = torch.device("cpu")
-    keeps = ELSEWHERE
+    device, keeps = torch.device("cpu"), ELSEWHERE
+    path = "federation"
 
     def __init__(
         self,
@@ -90,8 +90,6 @@ class Remote:
         self.caller, self.silences = Caller(children, charter), Silences()
         self.members = {edge_name(m): m for m in charter.members}
         self.min_edges = quorum(deploy.min_edges, len(self.members))
-        self.standing = Standing(deploy.outlier_factor)
-        """Of edges; that of clients is their edges' affair, or without tiers the handler's."""
         self.left_out: dict[str, str] = {}
         """Why clients and edges take no part in this round."""
         self.round = 0
@@ -100,7 +98,6 @@ class Remote:
         """By edge, the clients that were there when it last spoke."""
         self.spoke: dict[str, float] = {}
         """By edge, when that was."""
-        self.path = charter.path
 
     @property
     def patience(self) -> float:
@@ -192,10 +189,15 @@ class Remote:
 class RemoteEdges(Remote):
     """Every site is an edge elsewhere."""
 
+    def __init__(self, state: Path, charter: Charter, *rest: Any) -> None:
+        super().__init__(charter, *rest)
+        self.standing = Standing.kept(self.deploy.outlier_factor, state / charter.run / STANDING)
+        """Of edges; that of clients is their edges' affair."""
+
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order; too few answers make no round."""
         self.begin(orders[0].round, self._too_few)
-        self.standing.begin()
+        self.standing.begin(self.round)
         method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
         phases, resting = running_phases(method.personalization, moment), dict(self.standing.news)
         named = {edge_name(order.site): order for order in orders}
@@ -220,6 +222,7 @@ class RemoteEdges(Remote):
         for name in self.standing.news:
             left = lost(named[name], self.charter.sites[named[name].site])
             reports[name] = replace(left, reasons={name: self.standing.news[name]})
+        self.standing.keep()
         self._count(reports, reasons)
         return self.noted(list(reports.values()))
 

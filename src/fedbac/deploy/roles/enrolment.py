@@ -5,11 +5,12 @@ import json
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,20 +23,23 @@ from fedbac.deploy.protocol.charter import (
     Held,
     Holding,
     added_up,
+    far_off,
     outputs,
     read_charter,
     read_facts,
     read_together,
 )
+from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.settings import Members, SiteConfig, client_name, edge_name, quorum
+from fedbac.deploy.spool import Payload
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, visible
 from fedbac.federation import check_validation
 from fedbac.files import read_json, write_whole
 from fedbac.models import check_recipe
-from fedbac.packages import fingerprint
+from fedbac.packages import fingerprint, is_own
 
 FILE = "charter.json"
 FORMER = ("size_N", "validation_N", "test_N", "test_M", "fingerprints", "sums")
@@ -126,6 +130,12 @@ class Roll:
     declined: set[str] = field(default_factory=set)
     """Who cannot join; not who was silent, as a client that is not there yet."""
 
+    def forget(self, edge: str) -> None:
+        """Let an edge say again what its clients hold."""
+        for known in (self.edges, self.classes, self.sums):
+            cast(dict[str, Any], known).pop(edge, None)
+        self.clients = {name: it for name, it in self.clients.items() if not name.startswith(f"{edge}-")}
+
 
 def enrol(
     experiment: Experiment,
@@ -139,23 +149,33 @@ def enrol(
     deploy, members, expected = site.deploy, site.members, expected_sites(experiment, site.members)
     roll, began, patience = Roll({}, {}, {}, {}), time.monotonic(), 1
     min_edges = quorum(deploy.min_edges, len(expected))
-    payload = sent("enroll", experiment=experiment.model_dump(mode="json"), only=())
+    plain, without = experiment.model_dump(mode="json"), dict[str, str]()
     while True:
         if stopped():
             raise DeployError("stopped before the first round")
         late = deploy.start_after is not None and time.monotonic() - began >= deploy.start_after
         due = [edge for edge in expected if edge not in roll.classes]
-        asked = {edge: payload for edge in due if edge in children.present()}
-        answers, reasons = children.call(asked, deploy.deadline)
+        payload = sent("enroll", experiment=plain, only=(), without=tuple(sorted(without)))
+        answers, reasons = children.call({edge: payload for edge in due if edge in children.present()}, deploy.deadline)
         heard = set(roll.clients)
         for name, answer in answers.items():
-            clients = expected[name]
-            least = quorum(deploy.min_clients, len(clients)) if late else len(clients)
-            heard |= _note(roll, name, clients, answer, least, reasons)
-        if len(roll.classes) >= (min_edges if late else len(expected)):
+            clients = [client for client in expected[name] if client not in without]
+            least = quorum(deploy.min_clients, len(expected[name]))
+            heard |= _note(roll, name, clients, answer, least if late else max(least, len(clients)), reasons)
+        enough = len(roll.classes) >= (min_edges if late else len(expected))
+        odd = {name: why for name, why in reasons.items() if SiteError.found(why, Failure.FAR_OFF)}
+        odd = {name: why for name, why in (odd | (_odd(roll) if enough else {})).items() if name not in without}
+        for name, why in odd.items():
+            log.warning("%s is left out: %s", name, why)
+            roll.forget(next(edge for edge, clients in expected.items() if name in (edge, *clients)))
+        without |= odd
+        if odd:
+            continue
+        if enough:
             return charter_of(experiment, roll, members)
         missing = [name for edge in due for name in ([edge] if edge not in answers else expected[edge])]
         missing = [name for name in missing if name not in heard]
+        reasons |= without
         each = (f"{name} ({visible(reasons[name])})" if name in reasons else name for name in missing)
         waiting(f"waiting for {', '.join(each)}")
         patience = min(2 * patience, MOST_PATIENCE) if reasons else 1  # whoever cannot is not asked every second
@@ -183,7 +203,8 @@ def newcomers(
         if edge in children.present()
     }
     plain = experiment.model_dump(mode="json")
-    asked = {edge: sent("enroll", experiment=plain, only=tuple(names)) for edge, names in mine.items() if names}
+    each = {edge: tuple(names) for edge, names in mine.items() if names}
+    asked = {edge: sent("enroll", experiment=plain, only=names, without=()) for edge, names in each.items()}
     answers, reasons = children.call(asked, site.deploy.deadline)
     for edge, answer in answers.items():
         _note(roll, edge, mine[edge], answer, None, reasons)  # of nobody else's clients
@@ -236,7 +257,7 @@ def _holdings(facts: Mapping[str, Facts]) -> dict[str, Holding]:
 
 
 def _note(
-    roll: Roll, edge: str, clients: list[str], answer: bytes, least: int | None, reasons: dict[str, str]
+    roll: Roll, edge: str, clients: list[str], answer: Payload, least: int | None, reasons: dict[str, str]
 ) -> set[str]:
     """Take what an edge says of so many clients at least, or of any who join later; return of whom, and add reasons."""
     try:
@@ -259,15 +280,35 @@ def _note(
         return set()
 
 
+def _looks(facts: Facts) -> str:
+    return f"{facts.dtype} {facts.shape}" + f" with labels of {facts.label_shape}" * bool(facts.label_shape)
+
+
+def _odd(roll: Roll) -> dict[str, str]:
+    """Return whose data fit to nobody's, and why: one site must not keep all others from starting."""
+    everybody = {**roll.clients, **roll.edges}
+    usual, count = Counter(map(_looks, roll.clients.values())).most_common(1)[0]
+    odd = {}
+    if 2 * count > len(roll.clients):
+        each = ((name, _looks(it)) for name, it in everybody.items())
+        odd = {name: f"its examples are {one}, those of most others {usual}" for name, one in each if one != usual}
+    tokens = {name: it.largest_token for name, it in everybody.items() if it.largest_token is not None}
+    odd |= {
+        name: f"it has token {tokens[name]}, where others have about {most}" for name, most in far_off(tokens).items()
+    }
+    tested = {name: len(it.classes) for name, it in roll.edges.items()}
+    found = far_off(tested, [len(classes) for classes in roll.classes.values()])
+    return odd | {
+        name: f"it has {tested[name]} classes, where others have about {most}" for name, most in found.items()
+    }
+
+
 def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled:
     """Write the charter, once everybody's data fit together."""
     everybody = {**roll.clients, **roll.edges}
     names = sorted(roll.clients)
     first = roll.clients[names[0]]
-    looks = {
-        name: f"{it.dtype} {it.shape}" + f" with labels of {it.label_shape}" * bool(it.label_shape)
-        for name, it in everybody.items()
-    }
+    looks = {name: _looks(it) for name, it in everybody.items()}
     for name, one in looks.items():
         if one != (other := looks[names[0]]):
             raise DeployError(f"{name} has examples of {one}, and {names[0]} of {other}; all must be alike")
@@ -318,8 +359,14 @@ def check_deployable(experiment: Experiment) -> None:
     task = experiment.task
     if task.noise is not None:
         raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
+    if task.liars is not None:
+        raise ConfigError("task.world.liars: clients lie on purpose in a simulation; in a federation set it to null")
     if task.data_fraction < 1:
         raise ConfigError("task.data_fraction: every client uses all its data in a federation; set it to 1")
+    if is_own(task.dataset):
+        raise ConfigError(
+            "task.dataset: in a federation every site has its own data, and names them with --data; give a plain name"
+        )
     for place, named in experiment.packages.items():
         if named.sha256 is None:
             raise ConfigError(

@@ -88,7 +88,7 @@ def _put(folder: RunFolder, kept: Path, after: Enrolled, moved: Mapping[str, str
     }
     clients = [list(numbers) for numbers in after.charter.clients]
     mix = [" ".join(map(str, counts)) for counts in after.classes_per_edge().tolist()]
-    more = {"trainer": after.charter.path, **({"classes_per_edge": mix} if "classes_per_edge" in config else {})}
+    more = {"classes_per_edge": mix} if "classes_per_edge" in config else {}
     after.save(kept.parent, NEXT)  # what cannot be was said by now, and leaves the run as it is
     folder.clear()
     folder.write_config(config | frozen | more | {"clients": clients, "epochs": [*config.get("epochs", ()), told]})

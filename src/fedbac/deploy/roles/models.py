@@ -113,7 +113,8 @@ def kept_models(state: Path, edge: int, client: int | None) -> tuple[Charter, Mo
             content = file.read()
     except FileNotFoundError as error:
         raise DeployError(
-            f"{path}: no model has arrived here yet; the cloud hands models out every few minutes and when a run ends"
+            f"{path}: no model has arrived here yet; the cloud hands models out every few minutes and when a run ends. "
+            "If the site was started with --state, give fedbac model that folder with --from"
         ) from error
     except OSError as error:
         raise DeployError(f"{path}: it cannot be read ({error.strerror}); mend that") from error

@@ -1,9 +1,11 @@
 """What a parent thinks of its children: how much their updates usually change, and who is left out for a while."""
 
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +13,8 @@ import torch
 from fedbac.core.parts import Parts
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.transports.base import NO_ANSWER, Child
+from fedbac.errors import OutputError
+from fedbac.files import make_folder, read_json, write_whole
 
 ENOUGH = 3
 """Norms that must be known before one of them can be called far from the others."""
@@ -22,6 +26,8 @@ ENORMOUS = 1e6
 """Times the norm of what was sent: a change that large is refused, even where nothing is known yet."""
 LONGEST_REST = 32
 """Rounds."""
+STANDING = "standing.json"
+"""The file of a run in which a parent keeps it."""
 
 log = logging.getLogger("fedbac")
 
@@ -50,10 +56,13 @@ class Change:
 
 @dataclass
 class Standing:
-    """The standing of children, by their names."""
+    """The standing of children, by their names. With a file it outlives the parent's process."""
 
     factor: float
     """As ``deploy.outlier_factor``."""
+    file: Path | None = None
+    round: int = 0
+    """The round that was tried last."""
     turn: int = 0
     """Rounds that were tried so far; one that is played again counts again, or nobody would come back."""
     strikes: dict[str, int] = field(default_factory=dict)
@@ -64,8 +73,36 @@ class Standing:
     known: dict[Hashable, deque[float]] = field(default_factory=dict)
     """By what was trained, the norms of accepted changes per unit."""
 
-    def begin(self) -> None:
-        """Begin a round."""
+    @classmethod
+    def kept(cls, factor: float, file: Path) -> "Standing":
+        """Return what was kept in a file, or a clean record for everybody."""
+        try:
+            said = read_json(file) if file.exists() else {"known": []}
+            known = {tuple(of) if isinstance(of, list) else of: norms for of, norms in said.pop("known")}
+            return cls(factor, file, known={of: deque(norms, REMEMBERED) for of, norms in known.items()}, **said)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s cannot be read (%s); every site begins with a clean record", file, error)
+            return cls(factor, file)
+
+    def keep(self) -> None:
+        """Write it to the file."""
+        if self.file is None:
+            return
+        known = [[of, list(norms)] for of, norms in self.known.items()]
+        said = {name: getattr(self, name) for name in ("round", "turn", "strikes", "back", "news")} | {"known": known}
+        try:
+            make_folder(self.file.parent)
+            write_whole(self.file, json.dumps(said), mode=0o600)
+        except OutputError as error:  # no reason to lose the round
+            log.warning("%s; until then a restart forgets which sites misbehaved", error)
+
+    def begin(self, round_: int) -> None:
+        """Begin a round. If the cloud went back, what was learned since then counts no more."""
+        if round_ < self.round:
+            self.turn = 0
+            for each in (self.strikes, self.back, self.news, self.known):
+                each.clear()
+        self.round = round_
         self.turn += 1
         for name in [name for name, last in self.back.items() if last < self.turn]:
             del self.back[name]
@@ -80,6 +117,7 @@ class Standing:
         error = SiteError(failure, *numbers, detail=detail)
         self.news[name] = f"{error.public}; it sits out {rest} round{'s' * (rest > 1)}"
         log.warning("%s is left out, and sits out %d round(s): %s", name, rest, error)
+        self.keep()
         return self.news[name]
 
     def strike_late(self, reasons: dict[Child, str], names: Callable[[Child], str]) -> None:

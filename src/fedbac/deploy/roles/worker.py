@@ -14,6 +14,8 @@ from typing import BinaryIO
 
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
+from fedbac.deploy.pki.kits import Kit
+from fedbac.deploy.pki.signing import KitSigner
 from fedbac.deploy.protocol.failures import SiteError
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.transports.pipes import FAILED, OK, receive, send
@@ -31,7 +33,8 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not end up between messages
     try:
         runtime = parse(Runtime, say["runtime"], "runtime")
-        holder = DataHolder(say["name"], say["number"], say["edge"], True, say["source"], Path(say["state"]), runtime)
+        who, paths = (say["name"], say["number"], say["edge"], True), (say["source"], Path(say["state"]))
+        holder = DataHolder(*who, *paths, runtime, lambda terms: KitSigner(Kit.load(Path(say["kit"])), terms.names))
     except Error as error:
         send(out, FAILED, str(error).encode(errors="replace"))  # for the client itself, whose log or terminal has it
         return

@@ -11,12 +11,13 @@ from typing import Literal, Protocol, TypeVar
 from fedbac.deploy.pki.credentials import Revoked
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.heads import ROOM, kind_of
+from fedbac.deploy.spool import Payload
 from fedbac.deploy.transports.frames import Budget
 from fedbac.errors import DeployError
 
 Reason = Literal["certificate", "revoked", "name", "version", "no_tls", "other"]
 Child = TypeVar("Child")
-Answered = tuple[dict[Child, bytes], dict[Child, str]]
+Answered = tuple[Mapping[Child, Payload], dict[Child, str]]
 """By child, answers, and the reasons of those who gave none."""
 Handshake = Callable[[str, bytes], bytes]
 """Takes a child's name, as its certificate has it, and its hello; returns the welcome, or raises a Refusal.
@@ -126,7 +127,7 @@ class Call:
     def __init__(self, message: bytes, limit: int) -> None:
         self.number = secrets.randbits(63)  # as a signed number of 64 bits has room for
         self.message, self.limit = message, limit
-        self.answer: bytes | None = None
+        self.answer: Payload | None = None
         self.reason: str | None = None
 
     @property

@@ -2,15 +2,17 @@
 
 import threading
 from functools import partial
+from pathlib import Path
 
 from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import CERTIFICATE_FILE, Kit, credentials_of
 from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.transports.base import Answer, Children, Counted, Handshake, Parent
+from fedbac.files import make_folder
 
 
-def children_of(kit: Kit, handshake: Handshake, listen: str | None = None) -> Counted:
-    """Listen for the children of a site; ``listen`` in place of what the kit says."""
+def children_of(kit: Kit, handshake: Handshake, listen: str | None = None, folder: Path | None = None) -> Counted:
+    """Listen for the children of a site; ``listen`` in place of what the kit says. Long messages go to a folder."""
     site, proof = kit.site, credentials_of(kit.folder, kit.site, *kit.site.children)
     heartbeat = site.deploy.heartbeat
     if site.deploy.transport == "nvflare":
@@ -23,7 +25,13 @@ def children_of(kit: Kit, handshake: Handshake, listen: str | None = None) -> Co
 
         address = listen or site.listen or ""
         children = GrpcChildren(
-            address, proof, site.children, handshake, heartbeat=heartbeat, limit=site.deploy.max_bytes
+            address,
+            proof,
+            site.children,
+            handshake,
+            heartbeat=heartbeat,
+            limit=site.deploy.max_bytes,
+            folder=folder and make_folder(folder),
         )
     return Counted(children, partial(METRICS.moved, "edges" if site.role == "cloud" else "clients"))
 

@@ -6,8 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
+from pathlib import Path
 from typing import NamedTuple
 
+from fedbac.deploy.spool import SMALL, Payload, Spool
 from fedbac.errors import DeployError
 
 CHUNK = 256 * 1024
@@ -41,7 +43,7 @@ class Packet(NamedTuple):
     kind: Kind
     number: int
     """Of the request that it is, answers or cancels; 0 for all others."""
-    payload: bytes
+    payload: Payload
 
 
 class FrameError(DeployError):
@@ -61,19 +63,23 @@ class Assembler:
 
     ``limits`` has the kinds that the peer may send and the bytes that each may have; what may have none is no message
     but a sign that may come between the frames of one. ``admit`` is told kind and number by the first frame, before
-    anything is kept, and raises a FrameError for a message that nobody expects.
+    anything is kept, and raises a FrameError for a message that nobody expects. With a folder, a message that is not
+    small is put there.
     """
 
-    def __init__(self, limits: Mapping[Kind, int], admit: Callable[[Kind, int], None]) -> None:
-        self._limits = limits
+    def __init__(
+        self, limits: Mapping[Kind, int], admit: Callable[[Kind, int], None], folder: Path | None = None
+    ) -> None:
+        self._limits, self._folder = limits, folder
         self._admit = admit
         self._open: bytes | None = None
         self._chunks: list[memoryview] = []
+        self._spool: Spool | None = None
         self._missing = 0
 
     @property
     def held(self) -> int:
-        """Return the bytes kept of a message that is not whole yet."""
+        """Return the bytes kept in memory of a message that is not whole yet."""
         return sum(map(len, self._chunks))
 
     def take(self, frame: bytes) -> Packet | None:
@@ -95,16 +101,20 @@ class Assembler:
                 raise FrameError(f"{kind.one} of {total:,} bytes, where {self._limits[kind]:,} are allowed")
             self._admit(kind, number)
             self._open, self._missing = header, total
+            self._spool = Spool(self._folder) if self._folder is not None and total > SMALL else None
         elif header != self._open:
             raise FrameError(f"{kind.one} inside another message")
         if len(chunk) != min(CHUNK, self._missing):  # whoever sends crumbs keeps the receiver busy
             raise FrameError(f"a chunk of {len(chunk)} bytes, where {min(CHUNK, self._missing)} were due")
-        self._chunks.append(chunk)
+        if self._spool is None:
+            self._chunks.append(chunk)
+        else:
+            self._spool.add(chunk)
         self._missing -= len(chunk)
         if self._missing:
             return None
-        payload = b"".join(self._chunks)
-        self._open, self._chunks = None, []
+        payload = b"".join(self._chunks) if self._spool is None else self._spool
+        self._open, self._chunks, self._spool = None, [], None
         return Packet(kind, number, payload)
 
 

@@ -21,6 +21,10 @@ HEADER = struct.Struct("<BQ")
 GRACE = 10.0
 """Seconds that work goes on for which nobody waits any more, before its process is ended: most work is shorter."""
 LOOK = 0.2
+BEFORE_THE_LAST = ("secret_keys", "secret_shares", "secret_fit", "secret_evaluate")
+IN_A_SUM = 3600.0
+"""Seconds without work for which a process lives on that holds the secrets of a sum: slower clients may still train,
+and whoever ends before it has said its last word of the sum counts as lost."""
 
 log = logging.getLogger("fedbac")
 
@@ -52,7 +56,7 @@ class Worker:
         """The message by which the process learned what the run is; one that is started later is told again."""
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
-        self.used = time.monotonic()
+        self.used, self.patience = time.monotonic(), idle
         self.closed = threading.Event()
         self.reaper = threading.Thread(target=self._reap, name="fedbac-idle", daemon=True)
         self.reaper.start()
@@ -77,7 +81,9 @@ class Worker:
                 raise SiteError(Failure.ENDED, self._end() or 0)
             if answer[0] == FAILED:
                 raise SiteError.decoded(answer[1])
-            if kind_of(payload) == "begin":
+            kind = kind_of(payload)
+            self.patience = max(self.idle, IN_A_SUM) if kind in BEFORE_THE_LAST else self.idle
+            if kind == "begin":
                 self.charter = payload
             return answer[1]
 
@@ -140,7 +146,7 @@ class Worker:
 
     def _reap(self) -> None:
         while not self.closed.wait(min(self.idle, 1.0)):
-            if time.monotonic() - self.used > self.idle and self.lock.acquire(blocking=False):
+            if time.monotonic() - self.used > self.patience and self.lock.acquire(blocking=False):
                 try:
                     if self.process is not None:
                         log.info("no work for %g seconds: the process that trains is ended", self.idle)

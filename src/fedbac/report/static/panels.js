@@ -109,12 +109,12 @@ const ACCURACY = {
   caption: () =>
     "Mean over the edges after every round; the shade reaches down to the worst edge." +
     (hasSeeds() ? " Thin lines are single seeds." : "") +
-    " Labels give the mean over the last rounds. Look at how far apart the lines end, and who gets there first.",
+    " Labels give the last round. Look at how far apart the lines end, and who gets there first.",
   draw(figure) {
     const runs = groupsShown().flatMap((group) => group.runs);
     const height = figure.width < 560 ? 300 : 380;
     const y = percentAxis(shareLimits(runs.flatMap((run) => [...run.accuracy, ...run.worst])), height);
-    const ends = (group) => percentText(mean(group.runs.map((run) => mean(run.accuracy.slice(-run.last)))));
+    const ends = (group) => percentText(meanCurve(group.runs, accuracyOf).at(-1));
     drawCurves(figure, { xs: roundNumbers, ys: accuracyOf, ribbon: worstOf, height, x: roundAxis(figure), y, ends });
   },
   mark: (figure) => markRound(figure, accuracyOf),

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -29,6 +30,7 @@ from fedbac.deploy.transports.grpc.common import (
 )
 from fedbac.deploy.transports.grpc.listening import CONNECTIONS, Listener, room_for
 from fedbac.errors import DeployError, quoted
+from fedbac.files import why
 
 log = logging.getLogger("fedbac")
 
@@ -37,7 +39,14 @@ class Connection:
     """One child that is connected. Its requests change under the lock of its GrpcChildren."""
 
     def __init__(
-        self, identity: Identity, context: Any, lock: threading.Condition, *, heartbeat: float, limit: int
+        self,
+        identity: Identity,
+        context: Any,
+        lock: threading.Condition,
+        *,
+        heartbeat: float,
+        limit: int,
+        folder: Path | None,
     ) -> None:
         self.identity = identity
         self.name = identity.name
@@ -50,7 +59,7 @@ class Connection:
             Kind.ANSWER: limit,
             Kind.FAILED: LONGEST_FAILURE,
         }
-        self.inbox = Assembler(self.limits, self._admit)
+        self.inbox = Assembler(self.limits, self._admit, folder)
         self.heard = time.monotonic()
         self.said_hello = False
         self.welcomed = False
@@ -101,8 +110,8 @@ class GrpcChildren(Links):
     """Children over gRPC; see the protocol Children.
 
     ``listen`` is host:port, with port 0 for any that is free; ``port`` tells which. ``limit`` is the bytes of the
-    longest message, either way. Of each child at most one message is kept, so all of them together can make this
-    process hold no more than their number times the limit.
+    longest message, either way. Of each child at most one message is kept, on the disk where there is a ``folder``; so
+    all of them together can make this process keep no more than their number times the limit.
     """
 
     def __init__(
@@ -114,8 +123,10 @@ class GrpcChildren(Links):
         *,
         heartbeat: float,
         limit: int,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(Revoked(credentials), handshake, heartbeat, limit)
+        self._folder = folder
         self._children, self._credentials = frozenset(children), credentials
         self._links: dict[str, Connection] = {}
         self._lingering: list[tuple[Connection, threading.Thread]] = []
@@ -239,7 +250,12 @@ class GrpcChildren(Links):
                 again = "dialled again; if this goes on, its kit is in use twice"
                 self._end(self._links[name], again, grpc.StatusCode.FAILED_PRECONDITION)
             link = self._links[name] = Connection(
-                identity, context, self._changed, heartbeat=self._heartbeat, limit=self._limit
+                identity,
+                context,
+                self._changed,
+                heartbeat=self._heartbeat,
+                limit=self._limit,
+                folder=self._folder,
             )
         return link
 
@@ -254,6 +270,8 @@ class GrpcChildren(Links):
                     self._handle(link, message)
         except FrameError as error:
             reason, code = f"sent {error}", grpc.StatusCode.INVALID_ARGUMENT
+        except OSError as error:
+            reason, code = f"sent what cannot be kept in {self._folder} ({why(error)})", grpc.StatusCode.UNAVAILABLE
         except Refusal as refusal:
             reason, code = f"was refused: {shown(str(refusal))}", grpc.StatusCode.FAILED_PRECONDITION
             REFUSED.note(f"{link.name} at {_address(link.context)}", refusal.reason, shown(str(refusal)))
@@ -266,7 +284,7 @@ class GrpcChildren(Links):
         if message.kind is Kind.HELLO:
             with self._handshaking:
                 if link.ended is None:  # while it waited for its turn
-                    self._welcome(link, message.payload)
+                    self._welcome(link, bytes(message.payload))
             return
         if message.kind is Kind.PING:
             return
@@ -277,7 +295,7 @@ class GrpcChildren(Links):
                 if message.kind is Kind.ANSWER:
                     exchange.answer = message.payload
                 else:
-                    exchange.reason = f"failed: {shown(message.payload.decode(errors='replace'))}"
+                    exchange.reason = f"failed: {shown(bytes(message.payload).decode(errors='replace'))}"
             link.free()
             self._changed.notify_all()
 

@@ -217,7 +217,7 @@ class GrpcParent:
                 link.reply(*self._reply(message, answer, link.gone))
                 continue
             try:
-                welcomed(message.payload)
+                welcomed(bytes(message.payload))
             except Refusal as refusal:
                 link.end(f"its welcome was turned down: {shown(str(refusal))}", refused=True)
             else:
@@ -226,7 +226,7 @@ class GrpcParent:
         return 0.0 if since is None else time.monotonic() - since
 
     def _reply(self, request: Packet, answer: Answer, gone: threading.Event) -> tuple[Kind, int, bytes]:
-        good, said = replied(lambda: sendable(answer(request.payload, gone), gone, self._limit))
+        good, said = replied(lambda: sendable(answer(bytes(request.payload), gone), gone, self._limit))
         return Kind.ANSWER if good else Kind.FAILED, request.number, said
 
     def _explained(self, link: Uplink) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from nvflare.collab import collab
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.deploy.pki.kits import Kit
+from fedbac.deploy.pki.signing import KitSigner
 from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
@@ -145,7 +146,8 @@ class ClientSite(Served):
     def run(self, kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
         """Serve as a client."""
         site, data, state = kit.site, order.data or "", _state(kit, order)
-        holder = DataHolder(site.name, site.number, site.edge or 0, True, data, state, _runtime(order))
+        who = (site.name, site.number, site.edge or 0, True)
+        holder = DataHolder(*who, data, state, _runtime(order), lambda terms: KitSigner(kit, terms.names))
         serve_parent(kit, lambda request, gone: holder.answer(request), stop)
 
 

@@ -1,0 +1,114 @@
+"""The leaderboard: what ``fedbac benchmark`` wrote of many methods, beside each other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbac.data import load
+from fedbac.data.catalog import SOURCES
+from fedbac.presets.tasks import TASKS
+from fedbac.runs import benchmark
+from fedbac.statistics import standing
+from fedbac_paper import tables
+
+NONE = "–"
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a folder that followed this protocol; others are of an earlier one, and not compared."""
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    return [row for row in found if row["protocol"]["sha256"] == benchmark.protocol().sha256]
+
+
+def table(folder: Path) -> str:
+    """Return the tables of all parts: accuracy and worst edge of every method and task, then bytes and agreement."""
+    rows, parts = read(folder), []
+    for name, tasks in benchmark.protocol().parts.items():
+        there = [row for row in rows if not set(tasks).isdisjoint(row["tasks"])]
+        if not there:
+            continue
+        shown = [task for task in tasks if any(task in row["tasks"] for row in there)]
+        bold = {task: _leaders(there, task) for task in shown}
+        head = ["", *(f"{task}: {tasks[task].regime}" for task in shown)]
+        lines = [
+            [f"`{row['method']}`{_effort(row)}", *(_cell(row, task, row["method"] in bold[task]) for task in shown)]
+            for row in there
+        ]
+        parts += [f"\n### Part {name}\n\n{tables.table(head, lines)}\n"]
+        more = [
+            [f"`{row['method']}`", *(_second(row, task) for task in shown)]
+            for row in there
+        ]  # fmt: skip
+        parts += [
+            f"\nMegabytes to the target accuracy, and agreement of clusters with known groups (adjusted Rand index)"
+            f":\n\n{tables.table(['', *(f'{task}: {100 * tasks[task].target:g} %' for task in shown)], more)}\n"
+        ]
+    return "".join(parts) + "\n"
+
+
+SIMPLE = ("hierfavg", "local", "fedavg-ft")
+"""The simple answers that a method should never be below."""
+
+
+def cards(folder: Path) -> str:
+    """Return the sizes of the natural tasks of the package, and what the simple answers and the best row reach."""
+    rows = {row["method"]: row for row in read(folder)}
+    lines = []
+    for name, task in TASKS.items():
+        if not task.partition.natural or not SOURCES[task.dataset].embedded:
+            continue
+        dataset = load(task.dataset)
+        if dataset.labels != "classes":  # it says itself what a good score is
+            continue
+        guess = np.bincount(dataset.y_test, minlength=dataset.num_classes).max() / len(dataset.y_test)
+        scores = {method: _cell(row, name, bold=False) for method, row in rows.items() if name in row["tasks"]}
+        mean = {method: np.mean(_of(rows[method], name, "accuracy")) for method in scores}
+        best = max(mean, key=mean.__getitem__) if mean else None
+        lines.append([
+            f"`{name}`", str(task.num_edges), str(sum(task.clients())), f"{len(dataset.y_train):,}",
+            f"{len(dataset.y_test):,}", str(dataset.num_classes), f"{100 * guess:.1f}",
+            *(scores.get(method, NONE) for method in SIMPLE), f"{scores[best]} (`{best}`)" if best else NONE,
+        ])  # fmt: skip
+    head = ["task", "edges", "clients", "training", "test", "classes", "most frequent class, %"]
+    return f"\n{tables.table([*head, *(f'`{method}`' for method in SIMPLE), 'best row'], lines)}\n\n"
+
+
+def _effort(row: dict[str, Any]) -> str:
+    points = {found["points"] for found in row["tasks"].values()}
+    return "" if points == {1} else f" (tuned, {max(points)} points)"
+
+
+def _of(row: dict[str, Any], task: str, key: str) -> list[Any]:
+    return [run[key] for run in row["tasks"].get(task, {"runs": []})["runs"]]
+
+
+def _leaders(rows: list[dict[str, Any]], task: str) -> tuple[str, ...]:
+    """Return the methods that nobody is significantly above; nobody where seeds are too few."""
+    scores = {
+        row["method"]: dict(zip(_of(row, task, "seed"), _of(row, task, "accuracy"), strict=True))
+        for row in rows
+        if task in row["tasks"]
+    }
+    found = standing(scores)
+    return () if found.few else found.leaders
+
+
+def _cell(row: dict[str, Any], task: str, bold: bool) -> str:
+    accuracy, edge = _of(row, task, "accuracy"), _of(row, task, "edge_min")
+    if not accuracy:
+        return NONE
+    text = f"{100 * float(np.mean(accuracy)):.1f} / {100 * float(np.mean(edge)):.1f}"
+    few = (
+        f" ({len(accuracy)} seed{'s' * (len(accuracy) > 1)})" if len(accuracy) < len(benchmark.protocol().seeds) else ""
+    )
+    return f"**{text}**{few}" if bold else text + few
+
+
+def _second(row: dict[str, Any], task: str) -> str:
+    reached, agreed = _of(row, task, "bytes_to_target"), _of(row, task, "rand_index")
+    if not reached:
+        return NONE
+    megabytes = NONE if None in reached else f"{float(np.mean(reached)) / 1e6:,.0f}"
+    return megabytes if None in agreed else f"{megabytes} / {float(np.mean(agreed)):.2f}"

@@ -1,0 +1,53 @@
+"""For docs/secret-sums.md: what benchmarks/secret.py found, and the presets that are refused."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from fedbac.errors import ConfigError
+from fedbac.presets.methods import METHODS
+from fedbac.presets.tasks import TASKS
+from fedbac.runs.configure import configure
+
+ON = ("method.aggregation.secret=true",)
+KB, MS = 1e3, 1e3
+
+
+def refused() -> str:
+    """Return the presets that secret sums do not serve, by what asks for single clients."""
+    why: dict[str, list[str]] = defaultdict(list)
+    for name in METHODS:
+        try:
+            configure(name, TASKS["demo"], settings=ON)
+        except ConfigError as error:
+            why[str(error).split(",")[0].partition(" of single clients")[0].partition("(")[0]].append(name)
+    works = len(METHODS) - sum(map(len, why.values()))
+    lines = [f"{works} of {len(METHODS)} presets work. The others are refused:", "", "| preset | why |", "|---|---|"]
+    lines += [f"| {', '.join(f'`{name}`' for name in names)} | {text} |" for text, names in sorted(why.items())]
+    return "\n" + "\n".join(lines) + "\n\n"
+
+
+def costs(folder: Path) -> str:
+    """Return by number of clients what a sum costs."""
+    lines = [
+        "| clients | lost | client, ms | edge, s | plain edge, s | up, kB | plain up, kB | more down, kB | MiB |",
+        "|" + "---:|" * 9,
+    ]
+    for file in sorted(folder.glob("*.json"), key=lambda file: int(file.stem)):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for name, one in sorted(found.items()):
+            if not name.startswith("lost_"):
+                continue
+            cells = [
+                f"{found['clients']:,}",
+                f"{100 * float(name.removeprefix('lost_')):.0f} %",
+                f"{MS * one['client_seconds']:.0f}",
+                f"{one['edge_seconds']:.2f}",
+                f"{found['plain']['edge_seconds']:.2f}",
+                f"{one['client_bytes_up'] / KB:.0f}",
+                f"{found['plain']['client_bytes_up'] / KB:.0f}",
+                f"{one['client_bytes_down'] / KB:.0f}",
+                f"{one['mib']:.0f}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n" + "\n".join(lines) + "\n\n"

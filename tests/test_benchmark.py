@@ -1,0 +1,125 @@
+"""The frozen protocol: what it asks, that it is resumed, what its measures say, and how a leaderboard shows them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedbac as package
+from fedbac import data
+from fedbac.errors import ConfigError
+from fedbac.presets.tasks import TASKS
+from fedbac.rounds import metrics
+from fedbac.runs import benchmark
+from fedbac_paper import leaderboard
+from tests.test_cli import Shell
+from tests.test_cli import fedbac as fedbac  # a fixture
+from tests.unit.tiny import tiny_data, tiny_run
+
+SMALL = {
+    "task.network": "mlp",
+    "task.rounds": 2,
+    "task.data_fraction": 0.1,
+    "evaluation.last_rounds": 1,
+    "evaluation.target_patience": 1,
+}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> benchmark.Protocol:
+    """A protocol of one task that takes a moment."""
+    judged = benchmark.Judged(regime="one model for all", target=0.01, bytes=10**12)
+    asked = benchmark.protocol()
+    asked = asked.model_copy(
+        update={"parts": {"natural": {"glyphs": judged}}, "seeds": (0, 1), "settings": asked.settings | SMALL}
+    )
+    monkeypatch.setattr(benchmark, "protocol", lambda: asked)
+    return asked
+
+
+def test_the_protocol_names_tasks_that_exist_and_reserves_no_seed_of_others() -> None:
+    asked = benchmark.protocol()
+    assert set(asked.tasks) <= set(TASKS)
+    assert not {*asked.seeds} & {*asked.tuning_seeds}
+    assert max(*asked.seeds, *asked.tuning_seeds) < 12
+    assert {"one model for all", "each edge alone", "known groups"} <= {task.regime for task in asked.tasks.values()}
+    for task in asked.tasks.values():
+        assert task.bytes > 0
+
+
+def test_a_protocol_has_another_hash_if_it_asks_for_anything_else() -> None:
+    asked = benchmark.protocol()
+    assert asked.sha256 == benchmark.Protocol.model_validate(asked.model_dump()).sha256
+    assert asked.sha256 != asked.model_copy(update={"seeds": (0, 1)}).sha256
+
+
+def test_a_method_is_run_resumed_and_shown(fedbac: Shell, tmp_path: Path, small: benchmark.Protocol) -> None:
+    words = ("benchmark", "local", "--points", "1", "--jobs", "1", "--device", "cpu", "--out", "b")
+    said = fedbac(*words)
+    assert "| glyphs | one model for all | 1 | 0, 1 |" in said
+    notes = json.loads((tmp_path / "b" / benchmark.FILE).read_text())
+    assert notes["protocol"] == {"version": small.version, "sha256": small.sha256}
+    rows = notes["tasks"]["glyphs"]["runs"]
+    for row in rows:
+        run = package.load(tmp_path / f"b/glyphs/confirmed/local_point=0_seed{row['seed']}")
+        assert row["accuracy"] == run.summary["accuracy"] == row["accuracy_for_bytes"]
+        assert row["bytes"] == run.summary["bytes_total"]
+        assert row["bytes_to_target"] in (None, *(row["bytes"] * share for share in (0.5, 1)))
+        assert (run.folder / "rounds.jsonl").read_text().rstrip().endswith(f'"check": "{row["check"]}"}}')
+        assert abs(row["rand_index"]) < 0.01  # every font for itself
+    again = fedbac(*words)
+    assert "finished already" in again
+    so_far = json.loads((tmp_path / "b" / benchmark.FILE).read_text())
+    assert so_far["tasks"] == notes["tasks"]
+    board = tmp_path / "board"
+    board.mkdir()
+    (board / "local.json").write_text(json.dumps(notes))
+    (board / "old.json").write_text(json.dumps(notes | {"protocol": {"version": 0, "sha256": "other"}}))
+    assert [row["method"] for row in leaderboard.read(board)] == ["local"]
+
+
+def test_words_that_name_no_task_are_refused(fedbac: Shell) -> None:
+    assert "did you mean 'glyphs'" in fedbac("benchmark", "local", "--task", "glyps", code=2)
+    assert "no run of a benchmark" in fedbac("benchmark", "local", "--so-far", "--out", "b", code=2)
+
+
+def test_bytes_decide_which_rounds_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run("hierfavg", "task.world={}", "task.rounds=4")
+    each = _cumulative(run.records)
+    monkeypatch.setattr(benchmark, "_check", lambda run: None)
+    for affordable in range(5):
+        spent = 0 if affordable == 0 else each[affordable - 1]
+        judged = benchmark.Judged(regime="", target=0.999, bytes=spent)
+        row = benchmark._row(run, judged, None)
+        known = [record["accuracy"] for record in run.records[:affordable]]
+        assert row["accuracy_for_bytes"] == (pytest.approx(sum(known) / len(known)) if known else None)
+        assert row["bytes_to_target"] is None
+
+
+def _cumulative(records: list[dict[str, Any]]) -> list[int]:
+    sums, total = [], 0
+    for record in records:
+        total += metrics.total_bytes(record["bytes"])
+        sums.append(total)
+    return sums
+
+
+def test_who_is_known_to_belong_together() -> None:
+    planted = package.configure("local", "planted")
+    assert list(benchmark.truth(planted, tiny_data()) or []) == [edge % 4 for edge in range(20)]
+    known = package.configure("local", "udhr-varieties")
+    groups = list(benchmark.truth(known, data.load("udhr-varieties")) or [])
+    assert benchmark.agreement(groups, [edge % 6 for edge in range(24)]) == 1
+    assert benchmark.truth(package.configure("ifca", "planted"), tiny_data()) is None
+    assert (
+        benchmark.truth(
+            package.configure("local", "demo", settings=["task.partition.edge_distributions=null"]), tiny_data()
+        )
+        is None
+    )
+
+
+def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="part or task of the benchmark"):
+        benchmark.plans("local", tmp_path, ["nature"])

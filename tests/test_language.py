@@ -1,0 +1,84 @@
+"""Language models of transformers and peft as networks, and SmolLM2 in languages."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call
+
+import fedbac
+from fedbac import Adapters, ConfigError, language
+from fedbac.core.parts import extension
+from fedbac.language import SmolLM2
+from fedbac.models import builder, weights
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 32, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_one_clients_adapters_are_those_of_peft() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(llama(), config).eval()
+    scheme = Adapters(owners=("cloud",), target=("*.q_proj", "*.v_proj"), rank=4, alpha=12)
+    build = builder(SmolLM2(), llama(), (7,), 50, 0, 49, steps=(7,), extend=extension(scheme))
+    ours, generator = build(0).eval(), torch.Generator().manual_seed(1)
+    params = {name: torch.randn(v.shape, generator=generator) for name, v in weights(ours).items()}
+    state = theirs.state_dict()
+    for name, value in params.items():
+        path, _, half = name.removeprefix("inner.").partition(".adapter_cloud.")
+        state[f"base_model.model.{path}.lora_{half.upper()}.default.weight"].copy_(value)
+    x = torch.randint(0, 50, (3, 7), generator=generator)
+    assert sum(v.numel() for v in params.values()) == theirs.get_nb_trainable_parameters()[0]
+    torch.testing.assert_close(functional_call(ours, params, (x,)), theirs(x).logits, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours.head(ours.features(x)), ours(x))  # type: ignore[operator]
+    assert ours.inner.lm_head.weight is ours.inner.model.embed_tokens.weight  # type: ignore[union-attr]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_a_network_of_peft_is_one_as_it_is_and_its_halves_may_have_owners() -> None:
+    """A for all, B every client's own: what is trained is named by patterns."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    scheme = Adapters(owners=(), whole={"cloud": ("*lora_A*",), "client": ("*lora_B*",)})
+    build = builder(SmolLM2(), lambda: peft.get_peft_model(llama(), config), (7,), 50, 0, 49, steps=(7,),
+                    extend=extension(scheme))  # fmt: skip
+    parts = scheme.init(build, {"cloud": 1, "client": 3})
+    assert {name.partition("lora_")[2][0] for name in parts["client"]} == {"B"}
+    assert [len(parts["cloud"]), len(parts["client"])] == [2, 2]
+    network = build(0)
+    x = torch.zeros(2, 7, dtype=torch.int64)
+    assert torch.equal(network.head(network.features(x)), network(x))  # type: ignore[operator]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(language.missing() != [], reason="the packages of SmolLM2 are not installed")
+def test_languages_of_the_declaration_are_rows_of_its_tokens() -> None:
+    data = fedbac.data.load("udhr-smollm2")
+    assert data.tiers is not None
+    assert data.num_classes == language.VOCABULARY
+    assert (data.x_train[:, 1:] == data.y_train[:, :-1])[data.y_train[:, :-1] >= 0].all()
+    assert len(set(data.tiers.groups)) == 8
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "HOME", "no_such_package")
+    language._pretrained.cache_clear()
+    with pytest.raises(ConfigError, match=r"not installed \(.*no_such_package\).*pip install"):
+        SmolLM2().build((5,), language.VOCABULARY, 5, True)
+
+
+def test_it_reads_tokens_of_its_own_only() -> None:
+    with pytest.raises(ConfigError, match="smollm2 reads rows of tokens"):
+        SmolLM2().build((3, 8, 8), 10)
