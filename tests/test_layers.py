@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedbac
-from fedbac import AGGREGATION, CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
+from fedbac import AGGREGATION, CLOCK, CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
 
 pytestmark = pytest.mark.xdist_group("layers")  # so that the sources are read once
 
@@ -22,7 +22,7 @@ LAYERS = [
     {"packages", "language", "lowrank"},
     {"losses", "networks"},
     {"data", "models", "topology", "native", "gpu"},
-    {"clustering", "selection", "sharing", "personalization", "aggregation", "steps", "privacy"},
+    {"clustering", "selection", "sharing", "personalization", "aggregation", "steps", "clocks", "privacy"},
     {"config", "contracts"},
     {"rounds", "local", "federation"},
     {"engines"},
@@ -34,7 +34,7 @@ LAYERS = [
     {"__main__"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
-COLUMNS = {"topology", "clustering", "selection", "sharing", "personalization", "aggregation", "steps"}
+COLUMNS = {"topology", "clustering", "selection", "sharing", "personalization", "aggregation", "steps", "clocks"}
 ALGORITHM = {"core", "rounds", "local", "engines"}
 """What serves every method, and so may know none."""
 ALLOWED_ONLY_IN = {
@@ -51,7 +51,7 @@ ALLOWED_ONLY_IN = {
     "nvflare": {"deploy"},
     "dp_accounting": {"privacy"},
 }
-CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, AGGREGATION, STEP)
+CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, AGGREGATION, STEP, CLOCK)
 ROOT = Path(fedbac.__file__).parent
 STUDY = ROOT.parent / "fedbac_paper"
 FILES = sorted([*(file for file in ROOT.rglob("*.py") if file != ROOT / "__init__.py"), *STUDY.rglob("*.py")])

@@ -29,6 +29,7 @@ from fedbac.cli.main import app
 from fedbac.config.choices import Choice
 from fedbac.config.columns import (
     AGGREGATION,
+    CLOCK,
     CLUSTERING,
     LINKS,
     PERSONALIZATION,
@@ -138,12 +139,13 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
         _kinds("personalization", PERSONALIZATION, CORRECTED, taken=True),
     ),
     "aggregation": (
-        "how changes are combined, and the owner's step",
+        "how changes are combined, the owner's step, and the clock",
         [
             *_kinds("aggregation", AGGREGATION),
             _kind("method.aggregation.before", NearestNeighbours),
             _kind("method.aggregation.before", Bucketing),
             *_kinds("step", STEP),
+            *_kinds("clock", CLOCK),
         ],
     ),
     "running": ("evaluation and runtime", [("evaluation", Evaluation), ("runtime", Runtime)]),
@@ -314,6 +316,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "personalization",
             "aggregation",
             "steps",
+            "clocks",
             "networks",
         ),
     ),

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from fedbac.aggregation import (Bucketing, CentredClipping, GeometricMedian, Krum, Mean, Median, MinimumDiameter,
         NearestNeighbours, TrimmedMean)
     from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep, tune, verify
+    from fedbac.clocks import Asynchronous, Buffered, Deadline, Synchronous
     from fedbac.clustering import (Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss,
         Merging)
-    from fedbac.config.columns import (AGGREGATION, CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING, STEP,
-        TOPOLOGY, Links)
+    from fedbac.config.columns import (AGGREGATION, CLOCK, CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING,
+        STEP, TOPOLOGY, Links)
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
     from fedbac.config.training import AdamW, Sgd, Training
     from fedbac.core.codecs import Alteration, Clip, Codec, EightBits, GaussianNoise, TopK
@@ -47,31 +48,33 @@ if TYPE_CHECKING:
     # isort: on
 
 __all__ = [
-    "AGGREGATION", "CLUSTERING", "COCS", "LINKS", "LSTM", "METHODS", "PERSONALIZATION", "SELECTION", "SHARING", "STEP",
-    "TASKS", "TOPOLOGY", "Accuracy", "Adam", "AdamW", "Adapters", "AdaptiveStart", "Additive", "Agglomerative",
-    "Alteration", "Apart", "Ask", "Assignment", "Augment", "Blend", "Bucketing", "CentredClipping", "CheckpointError",
-    "Clip", "Codec", "ConfigError", "Contextual", "ControlVariates", "CosineSplits", "CreditThompson",
-    "DataNotFoundError", "Dataset", "DeployError", "Directed", "Distill", "DistillAdaptive", "Dynamic", "DynamicPull",
-    "EightBits", "EngineError", "Error", "Evaluation", "Evidence", "Exchange", "Experiment", "FederationError", "Fixed",
-    "Flat", "GaussianNoise", "GaussianRewards", "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical",
-    "Interpolated", "KMeans", "Krum", "LateHead", "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun",
-    "LocalSteps", "Loss", "LossUCB", "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging",
-    "Method", "MinimumDiameter", "Moment", "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise",
-    "NotEnoughMemoryError", "OnceOverfitted", "Oort", "OutputError", "Part", "Partition", "PartitionError",
-    "PerCluster", "Perceptron", "Personal", "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError",
-    "PowerOfChoice", "PredictTowardsMean", "Privacy", "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder",
-    "RunFolderError", "RunInUseError", "Runs", "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar",
-    "Slope", "Sound", "Start", "Statistic", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training",
-    "Transformer", "TrimmedMean", "TwoHeads", "Yogi", "__version__", "compare", "configure", "load", "method", "play",
-    "report", "resume", "run", "sweep", "task", "tune", "verify",
+    "AGGREGATION", "CLOCK", "CLUSTERING", "COCS", "LINKS", "LSTM", "METHODS", "PERSONALIZATION", "SELECTION",
+    "SHARING", "STEP", "TASKS", "TOPOLOGY", "Accuracy", "Adam", "AdamW", "Adapters", "AdaptiveStart", "Additive",
+    "Agglomerative", "Alteration", "Apart", "Ask", "Assignment", "Asynchronous", "Augment", "Blend", "Bucketing",
+    "Buffered", "CentredClipping", "CheckpointError", "Clip", "Codec", "ConfigError", "Contextual", "ControlVariates",
+    "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "Deadline", "DeployError", "Directed", "Distill",
+    "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation", "Evidence",
+    "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards",
+    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "Interpolated", "KMeans", "Krum", "LateHead",
+    "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB",
+    "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment",
+    "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted",
+    "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
+    "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError", "PowerOfChoice", "PredictTowardsMean", "Privacy",
+    "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder", "RunFolderError", "RunInUseError", "Runs",
+    "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound", "Start", "Statistic",
+    "Synchronous", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training", "Transformer",
+    "TrimmedMean", "TwoHeads", "Yogi", "__version__", "compare", "configure", "load", "method", "play", "report",
+    "resume", "run", "sweep", "task", "tune", "verify",
 ]  # fmt: skip
 
 _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep tune verify",
     "fedbac.aggregation": "Bucketing CentredClipping GeometricMedian Krum Mean Median MinimumDiameter "
     "NearestNeighbours TrimmedMean",
+    "fedbac.clocks": "Asynchronous Buffered Deadline Synchronous",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
-    "fedbac.config.columns": "AGGREGATION CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
+    "fedbac.config.columns": "AGGREGATION CLOCK CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
     "fedbac.config.training": "AdamW Sgd Training",
     "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",

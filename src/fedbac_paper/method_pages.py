@@ -82,7 +82,7 @@ def _model(method: Method) -> str:
 
 def _unusual(method: Method) -> dict[str, Any]:
     """Return the policies of a row that are not the defaults, by column."""
-    columns = ("topology", "clustering", "selection", "sharing", "personalization", "aggregation", "step")
+    columns = ("topology", "clustering", "selection", "sharing", "personalization", "aggregation", "step", "clock")
     found = {column: getattr(method, column) for column in columns}
     return {column: policy for column, policy in found.items() if policy != _usual(Method, column)}
 

@@ -8,6 +8,7 @@ import pytest
 
 from fedbac import (
     AGGREGATION,
+    CLOCK,
     CLUSTERING,
     LINKS,
     METHODS,
@@ -39,6 +40,7 @@ from fedbac import (
 from fedbac.contracts import (
     check,
     check_aggregation,
+    check_clock,
     check_clustering,
     check_personalization,
     check_selection,
@@ -77,6 +79,7 @@ SHARINGS = variants(SHARING) | {"distill-at-once": Distill(ramp_rounds=0, neighb
 TOPOLOGIES = variants(TOPOLOGY)
 AGGREGATIONS = variants(AGGREGATION) | {"trimmed_mean-of-all": TrimmedMean(faulty=0), "krum-wary": Krum(faulty=0.49)}
 STEPS = variants(STEP)
+CLOCKS = variants(CLOCK)
 SCHEMES = variants(PERSONALIZATION) | {"shared-proximal": Shared(proximal=0.3)}
 
 
@@ -127,6 +130,12 @@ def test_step(step: Any) -> None:
     assert STEP.kinds[step.kind] is type(step)
 
 
+@pytest.mark.parametrize("clock", CLOCKS.values(), ids=CLOCKS)
+def test_clock(clock: Any) -> None:
+    check_clock(clock)
+    assert CLOCK.kinds[clock.kind] is type(clock)
+
+
 COLUMNS = {
     "clustering": CLUSTERING,
     "selection": SELECTION,
@@ -135,6 +144,7 @@ COLUMNS = {
     "topology": TOPOLOGY,
     "aggregation": AGGREGATION,
     "step": STEP,
+    "clock": CLOCK,
 }
 
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from fedbac.config.choices import Choice
 from fedbac.core.codecs import Alteration, Chain, Transform, order_fault
 from fedbac.core.parts import Personalization
-from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
+from fedbac.core.policies import Aggregation, Clock, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
 from fedbac.core.settings import Settings
 
 TOPOLOGY = Choice(Topology, "fedbac.topology", "Hierarchical Flat")
@@ -39,6 +39,7 @@ AGGREGATION = Choice(
     "fedbac.aggregation",
     "Mean Median TrimmedMean Krum GeometricMedian CentredClipping MinimumDiameter",
 )
+CLOCK = Choice(Clock, "fedbac.clocks", "Synchronous Deadline Buffered Asynchronous")
 STEP = Choice(Step, "fedbac.steps", "Take Momentum Adam Yogi Dynamic")
 LINKS = Choice(Transform, "fedbac.core.codecs", "TopK EightBits Clip GaussianNoise")
 
@@ -114,6 +115,7 @@ CHOSEN: dict[str, Collection[str]] = {
     "cloud_aggregation": AGGREGATION,
     "before": ("nnm", "bucketing"),
     "step": STEP,
+    "clock": CLOCK,
     "loss": ("cross_entropy", "squared_error", "next_token", "package"),
     "network": ("lenet5", "mlp", "resnet", "lstm", "transformer", "smollm2", "package"),
     "optimizer": ("sgd", "adamw"),

@@ -9,14 +9,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedbac.config.columns import AGGREGATION, CLUSTERING, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY, Links
+from fedbac.config.columns import (
+    AGGREGATION,
+    CLOCK,
+    CLUSTERING,
+    PERSONALIZATION,
+    SELECTION,
+    SHARING,
+    STEP,
+    TOPOLOGY,
+    Links,
+)
 from fedbac.config.training import Training as Training
 from fedbac.core.answers import checked_phases
 from fedbac.core.bandits import budget
 from fedbac.core.codecs import Alteration, Chain, Clip, GaussianNoise
 from fedbac.core.liars import Liars
 from fedbac.core.parts import Adjusting, Personalization, Stepping, judged_parts
-from fedbac.core.policies import Aggregation, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology, Trusting
+from fedbac.core.policies import Aggregation, Clock, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology, Trusting
 from fedbac.core.queries import (
     AT_CLOUD,
     AT_EDGE,
@@ -151,6 +161,8 @@ class Method(Settings, defer_build=True):
     """How the cloud combines its edges, where it does so otherwise than they."""
     step: Annotated[Step, STEP] = Field(default_factory=STEP.default)
     """What the cloud and clusters do with the combination, once a round."""
+    clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
+    """When an edge goes on: with all of its clients, or with those that are back."""
     links: Links = Links()
     """What links make of what is sent for training; nothing by default."""
     privacy: Privacy | None = None
@@ -249,7 +261,7 @@ class Experiment(Settings, defer_build=True):
         each = [1 if privacy.bounds_clients else self.passes(Moment(t, rounds)) for t in range(1, rounds + 1)]
         queries = accumulate((self.method.topology.edge_rounds * one for one in each), initial=0)
         # Whoever is drawn must take part, and nobody else: no shares that are too few, no dropping out, no deputies.
-        world = self.task.world
+        world = self.world
         alone = privacy.where == "edge" and (
             world is None or (world.over_selection == 1 and world.dropout == 0 and world.deadline is None)
         )
@@ -267,6 +279,11 @@ class Experiment(Settings, defer_build=True):
             share = promise.privacy.most_examples * promise.noise_multiplier / math.sqrt(self.fewest)
             limits += (GaussianNoise(multiplier=share),)
         return self.method.links.chains | {"client_up": Chain(limits)}
+
+    @cached_property
+    def world(self) -> World | None:
+        """Devices and links of clients, with the deadline that the method sets them."""
+        return None if self.task.world is None else self.method.clock.world(self.task.world)
 
     def passes(self, moment: Moment) -> int:
         """Return how often a client that is selected passes over its examples, in all phases of one training."""
@@ -347,6 +364,7 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
         yield "method.step 'dynamic' is FedDyn's server; use personalization dynamic_pull with the same alpha"
     yield from _unanswerable(method)
     yield from _uncombinable(task, method)
+    yield from _untimely(task, method)
     if method.privacy is not None:
         yield from _unprotected(task, method, method.privacy)
     if method.secret:
@@ -400,6 +418,21 @@ def _uncombinable(task: Task, method: Method) -> Iterator[str]:
         beyond = [one for one in named if one >= most] if isinstance(named, tuple) else []
         if beyond:
             yield f"task.world.liars.{who}: there is no {beyond[0]}; they are numbered from 0 to {most - 1}"
+
+
+def _untimely(task: Task, method: Method) -> Iterator[str]:
+    """Yield what a clock lacks, and what cannot be with updates that come later than asked for."""
+    clock = f"method.clock {method.clock.kind!r}"
+    if method.clock.timed and task.world is None:
+        yield f"{clock} needs to know how long clients take; set task.world, {{}} for its defaults, or use synchronous"
+    if not method.clock.holds:
+        return
+    if method.secret:
+        yield f"{clock} adds updates to a later sum, but method.aggregation.secret makes a sum of those who began it"
+    if method.privacy is not None:
+        yield f"{clock} has no account of privacy: who is late depends on data; use synchronous with method.privacy"
+    if getattr(method.sharing, "teaches", False):
+        yield f"{clock} keeps no teachers for clients that are under way; use another method.sharing, or synchronous"
 
 
 def site_sizes(task: Task, method: Method) -> list[int]:

@@ -7,6 +7,7 @@ raises an AssertionError that names the policy, the verb and what was expected.
 from collections.abc import Callable
 from typing import Any
 
+from fedbac.contracts.common import check_clock as check_clock
 from fedbac.contracts.common import check_topology as check_topology
 from fedbac.contracts.personalization import check_personalization as check_personalization
 from fedbac.contracts.policies import check_clustering as check_clustering
@@ -27,6 +28,7 @@ def check(policy: Any) -> None:
         "sites": check_topology,
         "combine": check_aggregation,
         "step": check_step,
+        "enough": check_clock,
         "active": check_sharing,
         "fraction": check_selection,
         "alter": check_transform,
@@ -37,6 +39,6 @@ def check(policy: Any) -> None:
             return chosen(policy)
     raise AssertionError(
         f"{type(policy).__name__} belongs to no column: clustering has clusters(), personalization phases(), topology "
-        "sites(), aggregation combine(), step step(), sharing the field active, selection the field fraction, and a "
-        "transform of links alter() or pack()"
+        "sites(), aggregation combine(), step step(), clock enough(), sharing the field active, selection the field "
+        "fraction, and a transform of links alter() or pack()"
     )

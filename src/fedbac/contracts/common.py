@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedbac.core.answers import check_savable, checked_notes
-from fedbac.core.policies import Noting, Topology, lacking
+from fedbac.core.policies import Clock, Noting, Topology, lacking
 from fedbac.core.settings import Settings
 from fedbac.core.state import arrays, flatten, unflatten
+from fedbac.core.world import EQUAL, World
 from fedbac.errors import PolicyError
 
 
@@ -159,6 +160,32 @@ def check_notes(who: str, column: str, policy: Any, state: Any) -> None:
     if isinstance(policy, Noting):
         with calling(who, "notes()", state=state):
             checked_notes(column, policy, policy.notes(state))
+
+
+def check_clock(clock: Any, most: int = 20) -> None:
+    """Hold a clock to its promises, with up to so many clients under way."""
+    who = check_settings("clock", clock, Clock)
+    for name in ("timed", "holds"):
+        value = getattr(clock, name)
+        require(isinstance(value, bool), f"{who}: {name} must be true or false, not {value!r}")
+    before = 1
+    for wanted in range(1, most + 1):
+        enough = clock.enough(wanted)
+        good = isinstance(enough, int) and before <= enough <= wanted
+        require(good, f"{who}: enough({wanted}) must be a whole number from {before} to {wanted}, not {enough!r}")
+        before = enough
+    ages = np.arange(most, dtype=np.float64)
+    share = clock.discount(ages.copy())
+    good = isinstance(share, np.ndarray) and share.shape == ages.shape and bool((share > 0).all())
+    require(good, f"{who}: discount() must return a number above 0 for each of {most} ages, not {share!r}")
+    require(share[0] == 1, f"{who}: discount() must be 1 for an update of age 0, not {share[0]}")
+    require((np.diff(share) <= 0).all(), f"{who}: discount() must not grow with age, but returned {share.tolist()}")
+    world = clock.world(EQUAL)
+    require(isinstance(world, World), f"{who}: world() must return a World, not {type(world).__name__}")
+    require(clock.world(world) == world, f"{who}: world() must change no more when it is asked again")
+    if not clock.timed:
+        still = world == EQUAL and before == most and not clock.holds
+        require(still, f"{who}: timed is False, so it must wait for all and leave the world as it is")
 
 
 def check_topology(topology: Any, num_edges: int = 6) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedbac.core.queries import Ask, Evidence, Moment, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
+from fedbac.core.world import World
 
 
 class NoState(NamedTuple):
@@ -179,6 +180,28 @@ class Aggregation(Chosen, Protocol):
 
         A change is counted from where the children started. A single child is taken as it is, without being asked for.
         """
+
+
+@runtime_checkable
+class Clock(Chosen, Protocol):
+    """Says when an edge goes on with what its clients have sent."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it depends on how long clients take."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether an update that comes later waits, and counts then; else it is lost."""
+
+    def world(self, world: World) -> World:
+        """Return devices and links with what the clock makes of deadlines and spare clients."""
+
+    def enough(self, wanted: int) -> int:
+        """Return how many updates end a round, where so many clients are to be under way at a time."""
+
+    def discount(self, age_C: FloatArray) -> FloatArray:
+        """Return what an update counts that began so many averages ago; 1 for one of age 0."""
 
 
 @runtime_checkable

@@ -8,9 +8,53 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbac.core import trees
 from fedbac.core.parts import Parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.errors import PolicyError
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Updates of clients that are on their way to a site, a row each."""
+
+    child_W: IntArray
+    """The place of the client at its site."""
+    due_W: FloatArray
+    """Seconds until it arrives, from the beginning of the round."""
+    began_W: IntArray
+    """The number of the average from which it started."""
+    size_W: IntArray
+    """The examples behind it."""
+    loss_W: FloatArray
+    square_W: FloatArray
+    """Mean loss and mean squared loss in training, as far as they are known."""
+    change_W: Parts
+    """What it changes, as it arrives."""
+
+    @classmethod
+    def nobody(cls, parts: Parts) -> "Waiting":
+        """Return that nothing of these parts is on its way."""
+        whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return cls(whole, real, whole, whole, real, real, trees.part_rows(parts, slice(0, 0)))
+
+    def __len__(self) -> int:
+        return self.child_W.size
+
+    def of(self, mask_W: BoolArray) -> "Waiting":
+        """Return some of them."""
+        places = np.flatnonzero(mask_W)
+        columns = {name: value[places] for name, value in vars(self).items() if name != "change_W"}
+        return Waiting(**columns, change_W={part: trees.select(v, places) for part, v in self.change_W.items()})
+
+    def joined(self, other: "Waiting") -> "Waiting":
+        """Return these and others."""
+        columns = {n: np.concatenate([v, vars(other)[n]]) for n, v in vars(self).items() if n != "change_W"}
+        return Waiting(**columns, change_W=trees.join_parts([self.change_W, other.change_W]))
+
+    def later(self, seconds: float) -> "Waiting":
+        """Return them after so many seconds."""
+        return replace(self, due_W=self.due_W - seconds)
 
 
 @dataclass(frozen=True)
@@ -36,6 +80,8 @@ class State:
     """Of each part that follows another: which of its owners have trained it."""
     momentum_M: tuple[Parts | None, ...]
     """Of each site's clients, stacked; it stays with them."""
+    waiting_M: tuple[Waiting, ...] = ()
+    """Updates on their way to each site, where it does not wait for all."""
     links_M: tuple[dict[str, Parts], ...] = ()
     """What the links of each site remember, where they compress."""
     steps: dict[str, Parts] = field(default_factory=dict)

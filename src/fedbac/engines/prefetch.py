@@ -67,7 +67,7 @@ class Prefetching(Simulator):
         assert isinstance(self.hooked, QueueingTrainer)
         self.queue = self.hooked
         method = self.experiment.method
-        self.final = method.topology.edge_rounds == 1 and not method.links.cloud_up
+        self.final = method.topology.edge_rounds == 1 and not method.links.cloud_up and not method.clock.holds
         """Whether what edges average once is what they report."""
         self.following: Prepared | None = None
         """The round after the one that the device is busy with."""

@@ -150,6 +150,7 @@ class EdgeActor:
             report,
             bank=packed(report.bank),
             momentum=report.momentum and packed(report.momentum),
+            waiting=report.waiting and replace(report.waiting, change_W=packed(report.waiting.change_W)),
             updates=packed(report.updates),
             links={name: packed(parts) for name, parts in report.links.items()},
             changes={},
@@ -221,8 +222,9 @@ def _ready(order: Order) -> Order:
         teachers = order.teachers and replace(order.teachers, bank=packed({"": order.teachers.bank})[""])
         links = {name: packed(parts) for name, parts in order.links.items()}
         momentum = order.momentum and packed(order.momentum)
-        bank = packed(order.bank)
-        return replace(order, bank=bank, momentum=momentum, teachers=teachers, links=links, broadcast=None)
+        waiting = order.waiting and replace(order.waiting, change_W=packed(order.waiting.change_W))
+        own: dict[str, Any] = {"momentum": momentum, "waiting": waiting, "links": links}
+        return replace(order, bank=packed(order.bank), teachers=teachers, broadcast=None, **own)
     return replace(order, bank=packed(order.bank), kept=packed(order.kept))
 
 

@@ -30,7 +30,7 @@ from fedbac.core.policies import Opening, Showing, Step, Teaching
 from fedbac.core.queries import AT_CLOUD, FOR_SHARING, Accuracy, Ask, Evidence, Loss, Query, Statistic, of_updates
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.core.state import State
+from fedbac.core.state import State, Waiting
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE, moment_of
@@ -142,6 +142,8 @@ class Round:
         if scores is None:  # only now is it known what is judged
             scores = self._score(after if self.judged_after_moves else trained, reports)
         reported, labels, other = Reported.of(reports), trained.label_N, self._other_moment(trained, reports, scores)
+        if self.method.clock.holds:
+            after = replace(after, waiting_M=self._under_way(reports, reported))
         decided = [0] * self.opened + [after.round] * (asked.by_clustering is not None)
         return after, lambda: {
             **shown, "round": after.round, **scores(), **other(), "decided": decided,
@@ -234,6 +236,7 @@ class Round:
                     selection=state.selection_M[m],
                     moved=bool(state.moved_N[self.members.at(m)].any()),
                     momentum=state.momentum_M[m],
+                    waiting=state.waiting_M[m] if state.waiting_M else None,
                     readings=asked.of_sites,
                     statistics=frozenset(query for query in asked.queries if isinstance(query, Statistic)),
                     teachers=None if taught is None else taught.at(m, self.members, self.link),
@@ -353,9 +356,15 @@ class Round:
             self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
         return places.read(answers, state.num_clusters)
 
+    def _under_way(self, reports: Sequence[TrainReport], reported: Reported) -> tuple[Waiting, ...]:
+        """Return what clients still work at, after the round has taken as long as the slowest site."""
+        seconds = self._simulated_seconds(reported)
+        assert seconds is not None
+        return tuple(report.waiting.later(seconds) for report in reports if report.waiting is not None)
+
     def _simulated_seconds(self, reported: Reported) -> float | None:
         """Return how long the round would have taken, until the cloud has heard of the slowest site."""
-        world = self.experiment.task.world
+        world = self.experiment.world
         if world is None:
             return None
         num_bytes = sum(self.link.traffic.entries.values()) if self.method.topology.tiers == 3 else 0

@@ -12,12 +12,13 @@ from fedbac.core.answers import checked_ask, checked_mask, checked_state, checke
 from fedbac.core.codecs import Changes
 from fedbac.core.liars import OF_UPDATES, Lies
 from fedbac.core.links import DIRECTIONS, Link
-from fedbac.core.parts import Params, Parts, measured_parts, moving_parts, running_phases
+from fedbac.core.parts import Parts, measured_parts, moving_parts, running_phases
 from fedbac.core.queries import Accuracy, Evidence, Loss, Moment, Query, Seconds, Split, Statistic
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Request, Result, Teachers, Train
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, Participants, everybody, extended, on_time
+from fedbac.rounds.late import NOBODY, Late, changes
 from fedbac.rounds.measure import (
     Measurement,
     clients_to_ask,
@@ -82,7 +83,7 @@ class Common:
 
     def seconds(self, site: Site, down: int, up: int) -> FloatArray:
         """Return how long every client of a site would take for so many bytes and its training."""
-        profile = (self._experiment.task.world or EQUAL).profile(self._experiment.seed, site.clients)
+        profile = (self._experiment.world or EQUAL).profile(self._experiment.seed, site.clients)
         return profile.seconds(self.passes * site.size_N.astype(np.float64), down, up)
 
 
@@ -119,6 +120,8 @@ class EdgeRound:
         self.weight = {part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()}
         self.selection = order.selection
         self.momentum = order.momentum
+        self.late = None if order.waiting is None else Late(order, site, experiment, self.common.rules)
+        """Who is under way, where the site does not wait for all."""
         self.selected: set[int] = set()
         self.failed: set[int] = set()
         self.losses: list[float] = []
@@ -131,7 +134,7 @@ class EdgeRound:
         self.updates: Parts = {}
         self.seconds = 0.0
         self.dropped: set[int] = set()
-        self.late: set[int] = set()
+        self.too_late: set[int] = set()
 
     def run(self) -> Generator[Request, Result, TrainReport]:
         """Algorithm 2, as often as the topology wants before the cloud hears of it."""
@@ -153,9 +156,11 @@ class EdgeRound:
             updates=self.updates,
             links=self.links,
             changes=changes,
-            seconds=None if self.experiment.task.world is None else self.seconds,
+            seconds=None if self.experiment.world is None else self.seconds,
+            waiting=None if self.late is None else self.late.waiting,
+            ages=() if self.late is None else tuple(self.late.ages),
             dropped=tuple(sorted(self.dropped)),
-            late=tuple(sorted(self.late)),
+            late=tuple(sorted(self.too_late)),
         )
 
     def _upload(self) -> Changes:
@@ -170,8 +175,10 @@ class EdgeRound:
     def _edge_round(self, edge_round: int, last: bool) -> Generator[Request, Result, None]:
         """Algorithm 2: select (lines 1 to 5), train and average (6 to 9), measure (10), learn (11)."""
         order, site, policy, seed = self.order, self.site, self.experiment.method.selection, self.experiment.seed
-        world, address = self.experiment.task.world or EQUAL, (order.round, edge_round, site.index)
+        world, address = self.experiment.world or EQUAL, (order.round, edge_round, site.index)
         able_N = world.available(seed, site.clients, site.size_N, *address) & self.present_N
+        if self.late is not None:
+            able_N[self.late.waiting.child_W] = False
         down, up = (self.link.num_bytes(direction, self.bank, one_row=True) for direction in DIRECTIONS)
         seconds_N = self.common.seconds(site, down, up)
         evidence = Evidence(
@@ -193,14 +200,18 @@ class EdgeRound:
             asked = tuple(site.clients[i] for i in np.flatnonzero(among_N))
         known = yield from self._measured(ask.before, {}, asked)
         evidence = replace(evidence, readings=known)
-        chance = self.common.stream("selection", edge_round, site.index)
-        mask_N = consult("selection", when, policy.act, self.selection, evidence, chance)
-        mask_N = checked_mask(policy, mask_N, evidence.size_N)
+        mask_N = able_N
+        if self.late is None or able_N.any():  # else all are under way
+            chance = self.common.stream("selection", edge_round, site.index)
+            mask_N = consult("selection", when, policy.act, self.selection, evidence, chance)
+            mask_N = checked_mask(policy, mask_N, evidence.size_N)
         participants = self._participants(mask_N, able_N, seconds_N, edge_round)
         statistics = order.statistics | {query for query in ask.after if isinstance(query, Statistic)}
         loss_N = yield from self._train_and_average(participants, edge_round, statistics)
         started_N = np.zeros_like(able_N)
         started_N[participants.started] = True
+        if self.late is not None:  # an update counts for the policy when it counts for the average
+            started_N[self.late.under_way], started_N[self.late.came.child_W] = False, True
         answering_N = started_N.copy()
         answering_N[participants.dropped] = False
         known_after: dict[Query, FloatArray] = {Seconds(): np.where(answering_N, seconds_N, np.nan)}
@@ -260,17 +271,20 @@ class EdgeRound:
         self, mask_N: BoolArray, able_N: BoolArray, seconds_N: FloatArray, edge_round: int
     ) -> Participants:
         """Let clients drop out, be late or be too many, as the world of the task has it."""
-        world, none = self.experiment.task.world, np.zeros(0, dtype=np.int64)
-        if not mask_N.any():
-            return Participants(none, none, none, 0.0)
+        world = self.experiment.world
+        if not mask_N.any() and self.late is None:
+            return Participants(NOBODY, NOBODY, NOBODY, 0.0)
         if world is None:
             return everybody(mask_N, seconds_N)
         rng = self.common.stream("participants", edge_round, self.site.index)
-        more_N = extended(world, mask_N, able_N, rng)
-        participants = on_time(world, np.flatnonzero(more_N), int(mask_N.sum()), seconds_N, rng)
+        if self.late is not None:
+            participants = self.late.first_back(world, mask_N, seconds_N, self.seconds, rng)
+        else:
+            more_N = extended(world, mask_N, able_N, rng)
+            participants = on_time(world, np.flatnonzero(more_N), int(mask_N.sum()), seconds_N, rng)
         self.seconds += participants.seconds
         self.dropped |= {self.site.clients[i] for i in participants.dropped}
-        self.late |= {self.site.clients[i] for i in participants.late}
+        self.too_late |= {self.site.clients[i] for i in participants.late}
         return participants
 
     def _train_and_average(
@@ -301,12 +315,13 @@ class EdgeRound:
             share=float(site.size_N[chosen].sum() / max(site.size, 1)),
         )
         left_N = self.links.get("client_up", {})
-        keep = self._owned_by_clusters() if order.wants_updates else frozenset()
-        size_C = site.size_N[chosen]
+        wanted = self._owned_by_clusters() if order.wants_updates else frozenset()
+        late_C = np.isin(chosen, NOBODY if self.late is None else self.late.under_way)
+        size_C = np.where(late_C, 0, site.size_N[chosen])
         average = Average(
             request,
             size_C if self.common.release is None else self.common.release.promise.privacy.counted(size_C),
-            keep=keep,
+            keep=wanted if self.late is None else wanted | self.late.keeps(self.bank),
             link=self.link if self.link.chain("up") else None,
             left={part: trees.select(stack, chosen) for part, stack in left_N.items()},
             broadcast=broadcast,
@@ -316,16 +331,21 @@ class EdgeRound:
         trained = (yield average) if clients else nobody(average, self.common.passes)
         assert isinstance(trained, Averaged)
         trained = self._released(trained, request, edge_round)
-        self.updates = {part: _changes(request, part, trained) for part in trained.kept}
+        fresh = np.flatnonzero(trained.healthy_C & ~late_C)
+        self.updates = {part: changes(request, part, trained, fresh) for part in sorted(wanted)}
+        senders = len(clients)
+        if self.late is not None:
+            trained = self.late.averaged(trained, request, chosen, edge_round)
+            self.updates = self.late.updates(self.updates, chosen[fresh])
+            senders += len(self.late.came) - self.late.under_way.size
         self.links |= {
             "client_down": had,
             "client_up": {part: trees.put(stack, chosen, trained.left[part]) for part, stack in left_N.items()},
         }
-        arrived = self.link.send("up", "train", trained.bank, receivers=len(clients), one_row=True)
-        self.link.tell("up", NUMBERS_PER_UPDATE, receivers=len(clients))
+        arrived = self.link.send("up", "train", trained.bank, receivers=senders, one_row=True)
+        self.link.tell("up", NUMBERS_PER_UPDATE, receivers=senders)
 
         healthy_C = trained.healthy_C
-        size_C = np.where(healthy_C, site.size_N[chosen], 0)
         self.measurements, self.informed = {}, set()
         self.bank = {part: arrived[part] if part in self.common.moving else stack for part, stack in self.bank.items()}
         # Who fails later keeps what it had, and its weight.
@@ -337,10 +357,17 @@ class EdgeRound:
             told_C["square"] = trained.square_C * times_C**2
         if trained.epoch_CE is not None:
             told_C["epochs"] = trained.epoch_CE * times_C[:, None]
-        if size_C.any() and self.common.promise is None:
+        self.statistic_N = {
+            query: self._spread(told_C[query.name][fresh], chosen[fresh]) for query in statistics | {Statistic("loss")}
+        }
+        if self.late is not None:
+            self.late.heard(self.statistic_N)
+        loss_N = self.statistic_N[Statistic("loss")]
+        heard = np.flatnonzero(np.isfinite(loss_N))
+        if site.size_N[heard].any() and self.common.promise is None:
             by_median = self.experiment.method.measurement.average == "median"
-            loss_C = told_C["loss"][healthy_C]
-            self.losses.append(float(np.median(loss_C) if by_median else weighted(loss_C, size_C[healthy_C])))
+            loss_C = loss_N[heard]
+            self.losses.append(float(np.median(loss_C) if by_median else weighted(loss_C, site.size_N[heard])))
         if self.momentum is not None and trained.momentum is not None:
             well = np.flatnonzero(healthy_C)
             self.momentum = {
@@ -349,11 +376,7 @@ class EdgeRound:
             }
         self.selected |= {site.clients[i] for i in participants.started}
         self.failed |= {client for client, healthy in zip(clients, healthy_C, strict=True) if not healthy}
-        self.statistic_N = {
-            query: self._spread(told_C[query.name][healthy_C], chosen[healthy_C])
-            for query in statistics | {Statistic("loss")}
-        }
-        return self.statistic_N[Statistic("loss")]
+        return loss_N
 
     def _released(self, trained: Averaged, request: Train, edge_round: int) -> Averaged:
         """Return the average as it may be known, with noise where clients are protected."""
@@ -401,14 +424,6 @@ class EdgeRound:
     def _owned_by_clusters(self) -> frozenset[str]:
         parts = self.experiment.method.personalization.parts
         return frozenset(part for part, spec in parts.items() if spec.scope == "cluster")
-
-
-def _changes(request: Train, part: str, trained: Averaged) -> Params:
-    """Return what the clients that trained well changed in a part."""
-    healthy = np.flatnonzero(trained.healthy_C)
-    before = trees.select(request.bank[part], request.row_C[part][healthy])
-    after = trees.select(trained.kept[part], healthy)
-    return {name: value - before[name].to(value.device) for name, value in after.items()}
 
 
 def _measure(order: MeasureOrder, site: Site, experiment: Experiment) -> Generator[Request, Result, MeasureReport]:

@@ -17,6 +17,7 @@ from fedbac.core.queries import Query, Split, Statistic
 from fedbac.core.requests import Measured, Teachers
 from fedbac.core.schema import LARGEST, AnyNumber, Finite, Local, Some, Unchecked, Within
 from fedbac.core.settings import FloatArray, IntArray
+from fedbac.core.state import Waiting
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class TrainOrder:
     """What clients tell of their training, besides their loss."""
     teachers: Teachers | None = None
     """Who teaches each of the site's clients, if anybody."""
+    waiting: Local[Waiting | None] = None
+    """Updates of the site's clients that are on their way, where it does not wait for all."""
     links: Local[Mapping[str, Parts]] = field(default_factory=dict)
     """What the site's links remember of these rows, where they compress."""
     owner_R: Mapping[str, Some[IntArray]] = field(default_factory=dict)
@@ -92,6 +95,10 @@ class TrainReport:
     """What each client told when it trained last; NaN if it did not, or failed."""
     traffic: Ledger
     momentum: Local[Parts | None] = None
+    waiting: Local[Waiting | None] = None
+    """What is on its way now."""
+    ages: Local[tuple[int, ...]] = ()
+    """How many averages each update that counts was behind, where a site does not wait for all."""
     readings: tuple[Unchecked[float], ...] = ()
     """As wanted; NaN where nobody trained."""
     updates: AnyNumber[Finite[Parts]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from fedbac.core.parts import Parts, Scope
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
 from fedbac.core.queries import SINCE_START
 from fedbac.core.rng import stream
-from fedbac.core.state import State
+from fedbac.core.state import State, Waiting
 from fedbac.errors import ConfigError
 from fedbac.rounds.messages import Site
 from fedbac.rounds.rows import Members, first_memory, num_clients
@@ -63,6 +63,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             if spec.follows
         },
         momentum_M=tuple(momentum(site) for site in sites),
+        waiting_M=tuple(Waiting.nobody(parts) for _ in sites) if method.clock.holds else (),
         links_M=tuple(first_memory(method.links.chains, method.personalization, parts, site) for site in sites),
         steps=first_steps(method, parts, trainable),
         first={part: parts[part] for part, spec in method.personalization.parts.items() if spec.scope == "cluster"}

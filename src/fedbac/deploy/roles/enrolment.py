@@ -361,6 +361,11 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
     if task.liars is not None:
         raise ConfigError("task.world.liars: clients lie on purpose in a simulation; in a federation set it to null")
+    if experiment.method.clock.timed:
+        raise ConfigError(
+            f"method.clock {experiment.method.clock.kind!r} goes by the simulated time of task.world; in a federation "
+            "use synchronous; deploy has deadlines of its own"
+        )
     if task.data_fraction < 1:
         raise ConfigError("task.data_fraction: every client uses all its data in a federation; set it to 1")
     if is_own(task.dataset):

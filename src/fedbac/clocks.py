@@ -1,0 +1,91 @@
+"""When a tier goes on: after everybody has answered, at a deadline, or with the first updates to arrive."""
+
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedbac.core.settings import FloatArray, NonNegative, Positive, Settings
+from fedbac.core.world import World
+
+
+class _Barrier(Settings):
+    """What is late is lost, so whatever counts was sent in this round."""
+
+    holds: ClassVar[bool] = False
+
+    def enough(self, wanted: int) -> int:
+        """Wait for all."""
+        return wanted
+
+    def discount(self, age_C: FloatArray) -> FloatArray:
+        """Take what comes as it is."""
+        return np.ones_like(age_C)
+
+
+class Synchronous(_Barrier):
+    """Everybody who started is waited for, within the deadline of ``task.world`` if it has one."""
+
+    kind: Literal["synchronous"] = "synchronous"
+    timed: ClassVar[bool] = False
+
+    def world(self, world: World) -> World:
+        """Return the devices as the task has them."""
+        return world
+
+
+class Deadline(_Barrier):
+    """A round ends after so many seconds, and what comes later is lost; if nothing is in time, the first counts."""
+
+    kind: Literal["deadline"] = "deadline"
+    timed: ClassVar[bool] = True
+    seconds: Positive = 10.0
+    """How long an edge waits, in every round of its own."""
+    over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
+    """Start this many times as many clients as the selection wants; the first to finish count."""
+
+    def world(self, world: World) -> World:
+        """Return the devices with this deadline."""
+        return world.model_copy(update={"deadline": self.seconds, "over_selection": self.over_selection})
+
+
+class _Late(Settings):
+    """What is late counts when it arrives: w ← w + Σ_i p_i (1 + age_i)^(−a) Δ_i, p by examples, over all that are
+    there; age is how many averages were made since it began."""
+
+    timed: ClassVar[bool] = True
+    holds: ClassVar[bool] = True
+    exponent: NonNegative = 0.5
+    """a: how fast the weight of an old update falls; 0 counts all alike."""
+
+    def world(self, world: World) -> World:
+        """Return the devices without a deadline or spare clients: nobody's work is lost."""
+        return world.model_copy(update={"deadline": None, "over_selection": 1.0})
+
+    def discount(self, age_C: FloatArray) -> FloatArray:
+        """Return (1 + age)^(−a)."""
+        discounted: FloatArray = (1.0 + age_C) ** -self.exponent
+        return discounted
+
+
+class Buffered(_Late):
+    """FedBuff (Nguyen and others, 2022): a round ends when a buffer of updates is full. Whoever is not back goes on,
+    and its update counts when it arrives, the less the older it is."""
+
+    kind: Literal["buffered"] = "buffered"
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Size of the buffer, as a share of those that are under way at a time; 1 waits for all."""
+
+    def enough(self, wanted: int) -> int:
+        """Wait for a full buffer."""
+        return max(1, int(np.floor(self.share * wanted + 1e-9)))
+
+
+class Asynchronous(_Late):
+    """Every arrival counts at once: a buffer of one."""
+
+    kind: Literal["asynchronous"] = "asynchronous"
+
+    def enough(self, wanted: int) -> int:
+        """Wait for one."""
+        return 1

@@ -1,0 +1,179 @@
+"""Rounds that do not wait for all, against a plain simulation of events, and against rounds that do."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedbac import Asynchronous, Buffered, Deadline, Mean, Median, Method, Random, Thompson
+from fedbac.clustering import Fixed
+from fedbac.core.state import State, flatten, unflatten
+from fedbac.core.world import World
+from fedbac.engines.simulator import Simulator
+from fedbac.errors import ConfigError
+from fedbac.local import LoopTrainer
+from fedbac.personalization import Additive, Personal
+from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
+from fedbac.topology import Flat, Hierarchical
+from tests.identity.test_server_steps import DATA, SHARDS, SIZES, WHOLE, Weights, trained
+from tests.support import Played, distance, play, prepare
+
+SLOW = World(speed_spread=1.5, examples_per_second=10.0)
+"""Devices of which the fastest takes a hundredth of the time of the slowest."""
+
+
+def fedbuff(played: Played, size: int, exponent: float) -> Iterator[tuple[Weights, float]]:
+    """Algorithm 1 of FedBuff with a heap of arrivals on an absolute clock, for clients that start as the run says."""
+    site, experiment = played.federation.sites[0], played.experiment
+    profile = SLOW.profile(experiment.seed, site.clients)
+    bytes_ = 4 * sum(v.numel() for v in played.federation.build(0).parameters())
+    seconds = profile.seconds(WHOLE.epochs * site.size_N.astype(np.float64), bytes_, bytes_)
+    w = [parameter.detach().clone() for parameter in played.federation.build(0).parameters()]
+    arrivals: list[tuple[float, int, int, Weights]] = []
+    now = 0.0
+    for version, record in enumerate(played.records):
+        for client in record["selected"][0]:
+            change = [a - b for a, b in zip(trained(played.federation.build(0), w, client), w, strict=True)]
+            heapq.heappush(arrivals, (now + float(seconds[client]), client, version, change))
+        buffer = [heapq.heappop(arrivals) for _ in range(size)]
+        now = buffer[-1][0]
+        n = sum(SIZES[client] for _, client, _, _ in buffer)
+        for _, client, began, change in buffer:
+            share = SIZES[client] / n * (1 + version - began) ** -exponent
+            w = [a + share * b for a, b in zip(w, change, strict=True)]
+        yield w, now
+
+
+@pytest.mark.parametrize(
+    ("clock", "fraction", "size"),
+    [
+        (Buffered(share=0.5), 1.0, 6),
+        (Buffered(share=0.25, exponent=1.0), 0.7, 2),
+        (Asynchronous(), 0.5, 1),
+    ],
+    ids=["half", "quarter-of-some", "each"],
+)
+def test_it_is_fedbuff(clock: Any, fraction: float, size: int) -> None:
+    row = Method(name="x", topology=Flat(), selection=Random(fraction=fraction), clock=clock)
+    played = play(row, DATA, SHARDS, training=WHOLE, num_rounds=15, world=SLOW)
+    assert any(max(record["ages"]) > 1 for record in played.records)
+    passed = np.cumsum([record["simulated_seconds"] for record in played.records])
+    under_way = 0
+    oracle = fedbuff(played, size, clock.exponent)
+    for state, record, seconds, (expected, now) in zip(played.states[1:], played.records, passed, oracle, strict=True):
+        under_way += len(record["selected"][0]) - len(record["ages"])
+        assert under_way == record["under_way"] == len(state.waiting_M[0]) <= 12 * fraction
+        assert seconds == pytest.approx(now)
+        for mine, theirs in zip(state.parts["global"].values(), expected, strict=True):
+            torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
+
+
+METHODS = {
+    "additive": {"personalization": Additive(), "clustering": Fixed(num_clusters=2)},
+    "personal": {"personalization": Personal()},
+    "median": {"aggregation": Median()},
+    "thompson": {"selection": Thompson(fraction=0.5)},
+    "edge-rounds": {"topology": Hierarchical(edge_rounds=2)},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_buffer_for_all_gives_the_bits_of_synchronous_rounds(name: str) -> None:
+    row = Method(name="x", **METHODS[name])
+    waited, buffered = (
+        play(row.model_copy(update=more), DATA, SHARDS, num_rounds=4, world=SLOW)
+        for more in ({}, {"clock": Buffered(share=1.0)})
+    )
+    assert distance(waited.end.parts, buffered.end.parts) == 0
+    for one, other in zip(waited.records, buffered.records, strict=True):
+        extra = {"ages", "under_way", "seconds"}
+        assert {k: v for k, v in one.items() if k not in extra} == {k: v for k, v in other.items() if k not in extra}
+
+
+def reloaded(state: State, template: State) -> State:
+    """Return a state as a checkpoint gives it back."""
+    loaded: State = replace(unflatten(template, flatten(state)), round=state.round)
+    assert loaded.misfit(template) is None
+    return loaded
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_goes_on_from_every_round_with_the_same_bits(name: str) -> None:
+    row = Method(name="x", clock=Buffered(share=0.4), **METHODS[name])
+    played = play(row, DATA, SHARDS, num_rounds=5, world=SLOW)
+    assert any(len(waiting) for waiting in played.end.waiting_M)
+    template = start(played.experiment, played.federation.build, played.federation.sites)
+    trainer = LoopTrainer(played.federation.network, row.personalization, played.federation.examples)
+    edges = Simulator(played.experiment, played.federation.sites, trainer)
+    for before in played.states[1:-1]:
+        begun = reloaded(before, template)
+        *_, (record, state) = rounds(played.experiment, played.federation.sites, edges, begun)
+        assert flatten(state).keys() == flatten(played.end).keys()
+        for key, value in flatten(played.end).items():
+            np.testing.assert_array_equal(value.numpy(), flatten(state)[key].numpy(), key)
+        assert record["accuracy"] == played.records[-1]["accuracy"]
+
+
+def test_a_rule_sees_late_updates_too() -> None:
+    """The median of equal clients is where each of them is, however late it comes."""
+    rules = [Method(name="x", clock=Buffered(share=0.4, exponent=0), aggregation=rule) for rule in (Mean(), Median())]
+    same = replace(SHARDS, train=(SHARDS.train[0],) * 12)
+    mean, median = (play(row, DATA, same, training=WHOLE, num_rounds=1, world=SLOW).end for row in rules)
+    assert distance(mean.parts, median.parts) < 1e-6
+
+
+def test_what_is_a_client_s_own_comes_with_its_update() -> None:
+    """Until then its row is as it was; then it is as the client left it, whatever its age."""
+    row = Method(name="x", clock=Buffered(share=0.4), personalization=Personal(unseen="init"))
+    played = play(row, DATA, SHARDS, num_rounds=3, world=SLOW)
+    first = played.states[1]
+    for m, site in enumerate(played.federation.sites):
+        for client, change in zip(first.waiting_M[m].child_W, range(len(first.waiting_M[m])), strict=True):
+            number = site.clients[client]
+            for name, stack in first.parts["personal"].items():
+                assert torch.equal(stack[number], played.states[0].parts["personal"][name][number])
+                assert first.waiting_M[m].change_W["personal"][name][change].abs().max() > 0
+
+
+def test_a_deadline_belongs_to_the_method() -> None:
+    rows = [Method(name="x", clock=Deadline(seconds=2.0, over_selection=1.5)), Method(name="x")]
+    worlds = [SLOW, SLOW.model_copy(update={"deadline": 2.0, "over_selection": 1.5})]
+    mine, theirs = (play(row, DATA, SHARDS, num_rounds=3, world=world) for row, world in zip(rows, worlds, strict=True))
+    assert distance(mine.end.parts, theirs.end.parts) == 0
+    assert [r["late"] for r in mine.records] == [r["late"] for r in theirs.records]
+    assert any(record["late"] for record in mine.records)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "needs to know how long clients take; set task.world"),
+        ({"aggregation": Mean(secret=True)}, "method.aggregation.secret makes a sum of those who began it"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    world = SLOW if changes else None
+    with pytest.raises(ValueError, match=sentence):
+        prepare(Method(name="x", clock=Buffered(), **changes), DATA, SHARDS, world=world)
+
+
+def test_nobody_is_lost() -> None:
+    """All that start either count, or are under way, or dropped out."""
+    world = SLOW.model_copy(update={"dropout": 0.3})
+    row = Method(name="x", clock=Buffered(share=0.3), selection=Random(fraction=0.8))
+    played = play(row, DATA, SHARDS, num_rounds=8, world=world)
+    started = sum(len(site) for record in played.records for site in record["selected"])
+    counted = sum(len(record["ages"]) for record in played.records)
+    dropped = sum(len(record["dropped"]) for record in played.records)
+    assert dropped > 0
+    assert started == counted + dropped + sum(map(len, played.end.waiting_M))
+
+
+def test_an_error_names_the_field() -> None:
+    with pytest.raises((ValueError, ConfigError), match="share"):
+        Buffered(share=0.0)
