@@ -27,10 +27,11 @@ from fedbac.deploy.protocol.wire import ROOM, WireError, decode
 from fedbac.deploy.roles import enrolment
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients, Updates
-from fedbac.deploy.roles.edges import RelayReach, Remote, lost_measurements, lost_report
+from fedbac.deploy.roles.edges import RelayReach, Remote, lost_measurements
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
 from fedbac.deploy.settings import Members
 from fedbac.errors import DeployError
+from fedbac.rounds.late import unheard
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.mutants import mutant
 from tests.deploy.small import small
@@ -327,7 +328,7 @@ def _answers_of_edges(
             def report(changed: bytes, order: Any = order, site: Any = site) -> object:
                 message = decode(changed, ("trained", "measured", "absent"))
                 if kind == "train":
-                    lost = lost_report(order, site, charter.epochs(None))
+                    lost = unheard(order, site, charter.epochs(None))
                     return read_trained(message, lost, order, site, charter)
                 return read_measured(message, lost_measurements(order, site), order, site, charter)
 

@@ -73,7 +73,50 @@ def test_it_is_fedbuff(clock: Any, fraction: float, size: int) -> None:
             torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
 
 
-METHODS = {
+def fedbuff_of_edges(played: Played, size: int, exponent: float) -> Iterator[tuple[Weights, float]]:
+    """The same at the cloud: edges of all their clients come and go, each as slow as its slowest client."""
+    experiment, sites = played.experiment, played.federation.sites
+    w = [parameter.detach().clone() for parameter in played.federation.build(0).parameters()]
+    bytes_ = 4 * sum(v.numel() for v in w)
+    arrivals: list[tuple[float, int, int, Weights]] = []
+    now, free = 0.0, set(range(len(sites)))
+    for version in range(experiment.task.rounds):
+        for m in sorted(free):
+            own = sites[m].clients
+            seconds = SLOW.profile(experiment.seed, own).seconds(
+                WHOLE.epochs * sites[m].size_N.astype(np.float64), bytes_, bytes_
+            )
+            n, change = sum(SIZES[client] for client in own), [torch.zeros_like(v) for v in w]
+            for client in own:
+                after = trained(played.federation.build(0), w, client)
+                change = [c + SIZES[client] / n * (a - b) for c, a, b in zip(change, after, w, strict=True)]
+            heapq.heappush(arrivals, (now + float(seconds.max()), m, version, change))
+        sent = len(free)
+        buffer = [heapq.heappop(arrivals) for _ in range(size)]
+        free = {m for _, m, _, _ in buffer}
+        # Models pass the link of the cloud: down to those who began, up from those who are back.
+        now = buffer[-1][0] + 8 * bytes_ * (sent + size) / len(sites) / (1e6 * SLOW.megabits_cloud)
+        n = sum(sites[m].size for m in free)
+        for _, m, began, change in buffer:
+            share = sites[m].size / n * (1 + version - began) ** -exponent
+            w = [a + share * b for a, b in zip(w, change, strict=True)]
+        yield w, now
+
+
+def test_edges_come_late_to_the_cloud_as_clients_to_an_edge() -> None:
+    row = Method(name="x", cloud_clock=Buffered(share=0.4))
+    played = play(row, DATA, SHARDS, training=WHOLE, num_rounds=12, world=SLOW)
+    assert any(max(record["edge_ages"]) > 1 for record in played.records)
+    passed = np.cumsum([record["simulated_seconds"] for record in played.records])
+    for state, seconds, (expected, now) in zip(
+        played.states[1:], passed, fedbuff_of_edges(played, 1, 0.5), strict=True
+    ):
+        assert seconds == pytest.approx(now)
+        for mine, theirs in zip(state.parts["global"].values(), expected, strict=True):
+            torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
+
+
+METHODS: dict[str, dict[str, Any]] = {
     "additive": {"personalization": Additive(), "clustering": Fixed(num_clusters=2)},
     "personal": {"personalization": Personal()},
     "median": {"aggregation": Median()},
@@ -85,13 +128,14 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_a_buffer_for_all_gives_the_bits_of_synchronous_rounds(name: str) -> None:
     row = Method(name="x", **METHODS[name])
-    waited, buffered = (
-        play(row.model_copy(update=more), DATA, SHARDS, num_rounds=4, world=SLOW)
-        for more in ({}, {"clock": Buffered(share=1.0)})
-    )
+    full: dict[str, Any] = {"clock": Buffered(share=1.0), "cloud_clock": Buffered(share=1.0)}
+    waited = play(row, DATA, SHARDS, num_rounds=4, world=SLOW)
+    buffered = play(row.model_copy(update=full), DATA, SHARDS, num_rounds=4, world=SLOW)
     assert distance(waited.end.parts, buffered.end.parts) == 0
     for one, other in zip(waited.records, buffered.records, strict=True):
-        extra = {"ages", "under_way", "seconds"}
+        assert other["ages"] == [0] * len(other["ages"])
+        assert other["under_way"] == other["edges_under_way"] == 0
+        extra = {"ages", "edge_ages", "under_way", "edges_under_way", "seconds"}
         assert {k: v for k, v in one.items() if k not in extra} == {k: v for k, v in other.items() if k not in extra}
 
 
@@ -104,9 +148,11 @@ def reloaded(state: State, template: State) -> State:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_goes_on_from_every_round_with_the_same_bits(name: str) -> None:
-    row = Method(name="x", clock=Buffered(share=0.4), **METHODS[name])
+    row = Method(name="x", clock=Buffered(share=0.4), cloud_clock=Buffered(share=0.4), **METHODS[name])
     played = play(row, DATA, SHARDS, num_rounds=5, world=SLOW)
     assert any(len(waiting) for waiting in played.end.waiting_M)
+    assert played.end.waiting is not None
+    assert len(played.end.waiting) > 0
     template = start(played.experiment, played.federation.build, played.federation.sites)
     trainer = LoopTrainer(played.federation.network, row.personalization, played.federation.examples)
     edges = Simulator(played.experiment, played.federation.sites, trainer)
@@ -154,12 +200,14 @@ def test_a_deadline_belongs_to_the_method() -> None:
     [
         ({}, "needs to know how long clients take; set task.world"),
         ({"aggregation": Mean(secret=True)}, "method.aggregation.secret makes a sum of those who began it"),
+        ({"cloud_clock": Deadline()}, "method.cloud_clock 'deadline' is for edges"),
+        ({"cloud_clock": Buffered(), "unit": "client"}, "cannot be with method.unit=client"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
     world = SLOW if changes else None
     with pytest.raises(ValueError, match=sentence):
-        prepare(Method(name="x", clock=Buffered(), **changes), DATA, SHARDS, world=world)
+        prepare(Method(name="x", **({"clock": Buffered()} | changes)), DATA, SHARDS, world=world)
 
 
 def test_nobody_is_lost() -> None:

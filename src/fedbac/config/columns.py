@@ -116,6 +116,7 @@ CHOSEN: dict[str, Collection[str]] = {
     "before": ("nnm", "bucketing"),
     "step": STEP,
     "clock": CLOCK,
+    "cloud_clock": CLOCK,
     "loss": ("cross_entropy", "squared_error", "next_token", "package"),
     "network": ("lenet5", "mlp", "resnet", "lstm", "transformer", "smollm2", "package"),
     "optimizer": ("sgd", "adamw"),

@@ -163,6 +163,8 @@ class Method(Settings, defer_build=True):
     """What the cloud and clusters do with the combination, once a round."""
     clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
     """When an edge goes on: with all of its clients, or with those that are back."""
+    cloud_clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
+    """When the cloud goes on: with all of its edges, or with those that have answered."""
     links: Links = Links()
     """What links make of what is sent for training; nothing by default."""
     privacy: Privacy | None = None
@@ -422,10 +424,16 @@ def _uncombinable(task: Task, method: Method) -> Iterator[str]:
 
 def _untimely(task: Task, method: Method) -> Iterator[str]:
     """Yield what a clock lacks, and what cannot be with updates that come later than asked for."""
-    clock = f"method.clock {method.clock.kind!r}"
-    if method.clock.timed and task.world is None:
-        yield f"{clock} needs to know how long clients take; set task.world, {{}} for its defaults, or use synchronous"
-    if not method.clock.holds:
+    clocks = {"method.clock": method.clock, "method.cloud_clock": method.cloud_clock}
+    timed = next((f"{field} {clock.kind!r}" for field, clock in clocks.items() if clock.timed), None)
+    if timed is not None and task.world is None:
+        yield f"{timed} needs to know how long clients take; set task.world, {{}} for its defaults, or use synchronous"
+    if method.cloud_clock.timed and not method.cloud_clock.holds:
+        yield f"method.cloud_clock {method.cloud_clock.kind!r} is for edges; set it as method.clock"
+    if method.cloud_clock.holds and method.unit == "client":
+        yield f"method.cloud_clock {method.cloud_clock.kind!r} cannot be with method.unit=client; use edge"
+    clock = next((f"{field} {clock.kind!r}" for field, clock in clocks.items() if clock.holds), None)
+    if clock is None:
         return
     if method.secret:
         yield f"{clock} adds updates to a later sum, but method.aggregation.secret makes a sum of those who began it"

@@ -16,10 +16,10 @@ from fedbac.errors import PolicyError
 
 @dataclass(frozen=True)
 class Waiting:
-    """Updates of clients that are on their way to a site, a row each."""
+    """Updates on their way, a row each: of clients to their site, or of sites to the cloud."""
 
     child_W: IntArray
-    """The place of the client at its site."""
+    """The place of the client at its site, or the site."""
     due_W: FloatArray
     """Seconds until it arrives, from the beginning of the round."""
     began_W: IntArray
@@ -82,6 +82,8 @@ class State:
     """Of each site's clients, stacked; it stays with them."""
     waiting_M: tuple[Waiting, ...] = ()
     """Updates on their way to each site, where it does not wait for all."""
+    waiting: Waiting | None = None
+    """Updates of sites on their way to the cloud, where it does not wait for all."""
     links_M: tuple[dict[str, Parts], ...] = ()
     """What the links of each site remember, where they compress."""
     steps: dict[str, Parts] = field(default_factory=dict)

@@ -67,7 +67,11 @@ class Prefetching(Simulator):
         assert isinstance(self.hooked, QueueingTrainer)
         self.queue = self.hooked
         method = self.experiment.method
-        self.final = method.topology.edge_rounds == 1 and not method.links.cloud_up and not method.clock.holds
+        self.final = (
+            method.topology.edge_rounds == 1
+            and not method.links.cloud_up
+            and not (method.clock.holds or method.cloud_clock.holds)
+        )
         """Whether what edges average once is what they report."""
         self.following: Prepared | None = None
         """The round after the one that the device is busy with."""
@@ -108,7 +112,7 @@ class Prefetching(Simulator):
     def _ordered(self, state: State) -> tuple[Round, Ordered, list[TrainReport]]:
         round_ = Round(self.experiment, self.sites, self, state.round + 1)
         ordered = round_.order(state)
-        return round_, ordered, self.train(ordered.orders)
+        return round_, ordered, round_.reports(ordered)
 
     def _concluded(self, round_: Round, ordered: Ordered, reports: list[TrainReport]) -> tuple[State, Record]:
         """Conclude a round; again if the guess was wrong, or if memory runs out before all reports have been read."""

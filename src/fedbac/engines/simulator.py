@@ -319,6 +319,7 @@ def check_room(experiment: Experiment, federation: Assembled) -> None:
             f"{needed / GIB:.1f} GiB by method.personalization {method.personalization.kind!r}"
             + (f", method.step {method.step.kind!r}, which remembers networks," if method.step.active else "")
             + (f" and method.aggregation {method.aggregation.kind!r}, which holds all clients at once," if held else "")
+            + (f", method.clock {method.clock.kind!r}, which keeps late updates," if method.clock.holds else "")
             + (f" and method.links ({', '.join(links)}), which remember networks" if links else "")
             + f", and {free / GIB:.1f} GiB are free; use fewer of them, or a smaller task.network"
             + (", or method.aggregation=mean" if held else "")
@@ -333,10 +334,13 @@ def kept_bytes(experiment: Experiment, federation: Assembled) -> int:
     steps, owners = first_steps(method, one, trainable), owners_of(experiment, sites)
     in_links = remembered(method.links.chains, scheme, owners, sites)
     keeping = sum(len(site.clients) for site in sites) if experiment.task.training.momentum_state == "persist" else 0
+    under_way = sum(budget(method.selection.fraction, len(site.clients)) for site in sites)
     needed = 0
     for part, spec in scheme.parts.items():
         needed += (owners[spec.scope] + in_links[part]) * _bytes({part: one[part]})
         needed += owners[spec.scope] * _bytes(steps.get(part, {}))
+        if method.clock.holds:
+            needed += under_way * _bytes({part: one[part]})
         if spec.networks:
             needed += keeping * sum(value.nbytes for name, value in one[part].items() if name in trainable)
     return needed

@@ -30,10 +30,11 @@ from fedbac.core.policies import Opening, Showing, Step, Teaching
 from fedbac.core.queries import AT_CLOUD, FOR_SHARING, Accuracy, Ask, Evidence, Loss, Query, Statistic, of_updates
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.core.state import State, Waiting
+from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
 from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE, moment_of
+from fedbac.rounds.late import LateSites
 from fedbac.rounds.measure import answers_from, plan_look
 from fedbac.rounds.messages import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
@@ -101,6 +102,8 @@ class Round:
         """What passed between clients and their sites."""
         self.opened = False
         """Whether clusters were chosen before this round, which is the first."""
+        self.late: LateSites | None = None
+        """Which sites are under way, where the cloud does not wait for all."""
         self.bounded: set[str] = set()
         """Whose changes could only be bounded, as a robust rule needs more than two children."""
         self._held: dict[bytes, list[dict[str, SiteRows]]] = {}
@@ -114,10 +117,19 @@ class Round:
     def play(self, state: State) -> tuple[State, Record]:
         """Play the round after a state."""
         ordered = self.order(state)
-        return self.conclude(ordered, self.edges.train(ordered.orders))
+        return self.conclude(ordered, self.reports(ordered))
+
+    def reports(self, ordered: Ordered) -> list[TrainReport]:
+        """Return what the sites have done, as far as the cloud waits for it."""
+        if self.late is None:
+            return self.edges.train(ordered.orders)
+        free = self.late.free(ordered.orders)
+        return self.late.heard(ordered.orders, self.edges.train(free) if free else [])
 
     def order(self, before: State) -> Ordered:
         """Phases 1 to 4, as orders to the sites: let clusters share, ask the policies, and send networks down."""
+        if before.waiting is not None:
+            self.late = LateSites(self.experiment, self.sites, before.waiting, self.moment.round)
         before, sent, teaching = self._exchange(before if before.round else self._opened(before))
         asked = self._asked(before)
         orders, memories = self._orders(before, sent, teaching, asked)
@@ -142,8 +154,8 @@ class Round:
         if scores is None:  # only now is it known what is judged
             scores = self._score(after if self.judged_after_moves else trained, reports)
         reported, labels, other = Reported.of(reports), trained.label_N, self._other_moment(trained, reports, scores)
-        if self.method.clock.holds:
-            after = replace(after, waiting_M=self._under_way(reports, reported))
+        if after.waiting_M or self.late is not None:
+            after = self._under_way(before, after, reports, reported)
         decided = [0] * self.opened + [after.round] * (asked.by_clustering is not None)
         return after, lambda: {
             **shown, "round": after.round, **scores(), **other(), "decided": decided,
@@ -163,6 +175,7 @@ class Round:
             "entered_empty": int(sum(k not in labels for k in after.label_N[moved_N])),
             "active_clusters": int(np.unique(labels).size),
             **reported.clients(),
+            **({} if self.late is None else {"edge_ages": self.late.ages, "edges_under_way": len(self.late.waiting)}),
             "simulated_seconds": self._simulated_seconds(reported),
             "bytes": self._bytes(),
             **({} if (promise := self.experiment.promise) is None else {"epsilon": promise.spent(after.round)}),
@@ -224,7 +237,10 @@ class Round:
         for m, held in enumerate(self._site_rows(state.label_N)):
             bank = {part: rows_of(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
-            bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"), sender=m)
+            if self.late is not None and m in self.late.busy:  # it has an order
+                had, broadcast = memory.of("cloud_down"), None
+            else:
+                bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"), sender=m)
             memories.append(Remembered(memory.with_({"cloud_down": had}), held))
             orders.append(
                 TrainOrder(
@@ -254,6 +270,9 @@ class Round:
         after = []
         for order, report, memory in zip(orders, reports, memories, strict=True):
             self.traffic.merge(report.traffic)
+            if report.under_way:
+                after.append(memory.with_(report.links))
+                continue
             tellers = len(report.selected) if self.members.unit == "client" else 1
             self.link.tell("up", NUMBERS_PER_UPDATE * tellers + len(order.readings))
             averages = {part: stack for part, stack in report.bank.items() if part not in report.updates}
@@ -356,11 +375,16 @@ class Round:
             self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
         return places.read(answers, state.num_clusters)
 
-    def _under_way(self, reports: Sequence[TrainReport], reported: Reported) -> tuple[Waiting, ...]:
-        """Return what clients still work at, after the round has taken as long as the slowest site."""
+    def _under_way(self, before: State, after: State, reports: Sequence[TrainReport], reported: Reported) -> State:
+        """Return the state with what is still on its way when the round has taken its time."""
         seconds = self._simulated_seconds(reported)
         assert seconds is not None
-        return tuple(report.waiting.later(seconds) for report in reports if report.waiting is not None)
+        waiting_M = tuple(report.waiting.later(seconds) for report in reports if report.waiting is not None)
+        if self.late is None:
+            return replace(after, waiting_M=waiting_M)
+        unaware_N = np.isin(np.arange(self.members.count), list(self.late.busy))
+        moved_N = after.moved_N | (before.moved_N & unaware_N)  # whoever is under way is told with its next order
+        return replace(after, waiting_M=waiting_M, waiting=self.late.waiting.later(seconds), moved_N=moved_N)
 
     def _simulated_seconds(self, reported: Reported) -> float | None:
         """Return how long the round would have taken, until the cloud has heard of the slowest site."""

@@ -1,6 +1,6 @@
-"""A site that does not wait for all of its clients: who is under way, and what an update counts that comes late."""
+"""Tiers that do not wait for all: who is under way, and what an update counts that comes late."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,16 +9,17 @@ from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.aggregation import combine_by_owner
 from fedbac.core.bandits import budget
+from fedbac.core.links import Ledger
 from fedbac.core.parts import Params, Parts
 from fedbac.core.policies import Aggregation
-from fedbac.core.queries import Statistic
+from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Averaged, Train
 from fedbac.core.rng import Rng
 from fedbac.core.runtime import one_thread
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import Waiting
 from fedbac.core.world import Participants, World
-from fedbac.rounds.messages import Site, TrainOrder
+from fedbac.rounds.messages import Site, TrainOrder, TrainReport
 
 NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -117,10 +118,110 @@ class Late:
         }
 
 
+class LateSites:
+    """What is on its way to the cloud when it goes on without the slowest sites."""
+
+    def __init__(self, experiment: Experiment, sites: Sequence[Site], waiting: Waiting, round_: int) -> None:
+        self.experiment, self.sites, self.waiting, self.round = experiment, sites, waiting, round_
+        self.busy = frozenset(waiting.child_W.tolist())
+        """Sites that still work at an order of an earlier round."""
+        parts = experiment.method.personalization.parts
+        self.shared = [part for part, spec in parts.items() if spec.scope in ("cloud", "cluster")]
+        self.ages: list[int] = []
+
+    def heard(self, orders: Sequence[TrainOrder], answered: Sequence[TrainReport]) -> list[TrainReport]:
+        """Return what the cloud hears of every site when the round ends, as soon as there are enough for the clock. An
+        update that comes late counts for the cluster in which its edge is then."""
+        clock, fresh = self.experiment.method.cloud_clock, dict(zip(self._free(orders), answered, strict=True))
+        due_M = {m: report.seconds or 0.0 for m, report in fresh.items()}
+        due_M |= dict(zip(self.waiting.child_W.tolist(), self.waiting.due_W.tolist(), strict=True))
+        end = max(0.0, sorted(due_M.values())[clock.enough(len(orders)) - 1])
+        came = self.waiting.of(self.waiting.due_W <= end)
+        self.waiting = self.waiting.of(self.waiting.due_W > end)
+        heard: list[TrainReport] = []
+        for m, order in enumerate(orders):
+            report = fresh.get(m)
+            if report is None:
+                nothing = replace(self._nothing(order), seconds=end, under_way=True)
+                heard.append(self._arrived(nothing, order, came, m) if m in came.child_W else nothing)
+            elif due_M[m] <= end:
+                self.ages.append(0)
+                heard.append(report)
+            else:
+                heard.append(self._put_aside(report, order, end))
+        return heard
+
+    def free(self, orders: Sequence[TrainOrder]) -> list[TrainOrder]:
+        """Return the orders of the sites that can begin with them."""
+        return [orders[m] for m in self._free(orders)]
+
+    def _free(self, orders: Sequence[TrainOrder]) -> list[int]:
+        return [m for m in range(len(orders)) if m not in self.busy]
+
+    def _nothing(self, order: TrainOrder) -> TrainReport:
+        epochs = self.experiment.passes(Moment(self.round, self.experiment.task.rounds))
+        return replace(unheard(order, self.sites[order.site], epochs), absent=False)
+
+    def _put_aside(self, report: TrainReport, order: TrainOrder, end: float) -> TrainReport:
+        """Keep what a site will send, and return what the cloud knows of it: only that it has begun."""
+        aside = Waiting(
+            child_W=np.array([order.site]),
+            due_W=np.array([report.seconds or 0.0]),
+            began_W=np.array([self.round]),
+            size_W=np.array([max(int(report.weight[part].max()) for part in self.shared)]),
+            loss_W=np.array([report.loss]),
+            square_W=np.full(1, np.nan),
+            change_W={part: moved(order.bank[part], report.bank[part]) for part in self.shared},
+        )
+        self.waiting = self.waiting.joined(aside)
+        nothing = self._nothing(order)
+        own = {part: stack for part, stack in report.bank.items() if part not in self.shared}
+        weight = {**nothing.weight, **{part: report.weight[part] for part in own}}
+        return replace(
+            report, bank={**order.bank, **own}, weight=weight, loss=nothing.loss, statistic_N=nothing.statistic_N,
+            readings=nothing.readings, updates={}, seconds=end, under_way=True,
+        )  # fmt: skip
+
+    def _arrived(self, nothing: TrainReport, order: TrainOrder, came: Waiting, m: int) -> TrainReport:
+        """Return the report of a site whose update comes now: start + s Δ, ``start`` being what others began with."""
+        mine = came.of(came.child_W == m)
+        age_W = (self.round - mine.began_W).astype(np.float64)
+        self.ages += age_W.astype(np.int64).tolist()
+        share_W = self.experiment.method.cloud_clock.discount(age_W)
+        late = {part: arrived(order.bank[part], mine.change_W[part], share_W) for part in self.shared}
+        weight = {**nothing.weight, **dict.fromkeys(self.shared, mine.size_W)}
+        bank = {**nothing.bank, **late}
+        return replace(nothing, bank=bank, weight=weight, loss=float(mine.loss_W[0]), under_way=False)
+
+
+def unheard(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
+    """Return what is known of a site that did not answer: everything is as it was, and counts for nothing."""
+    count, asked = len(site.clients), order.statistics | {Statistic("loss")}
+    shapes = {query: (count, num_epochs) if query.name == "epochs" else (count,) for query in asked}
+    return TrainReport(
+        bank=order.bank,
+        weight={part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()},
+        selection=order.selection,
+        selected=(),
+        failed=(),
+        loss=float("nan"),
+        statistic_N={query: np.full(shape, np.nan) for query, shape in shapes.items()},
+        traffic=Ledger(),
+        momentum=order.momentum,
+        readings=(float("nan"),) * len(order.readings),
+        links=order.links,
+        waiting=order.waiting,
+        absent=True,
+    )
+
+
 def changes(request: Train, part: str, trained: Averaged, which: IntArray) -> Params:
     """Return what some of the clients changed in a part."""
-    before = trees.select(request.bank[part], request.row_C[part][which])
-    after = trees.select(trained.kept[part], which)
+    return moved(trees.select(request.bank[part], request.row_C[part][which]), trees.select(trained.kept[part], which))
+
+
+def moved(before: Params, after: Params) -> Params:
+    """Return Δ."""
     return {name: value - before[name].to(value.device) for name, value in after.items()}
 
 

@@ -97,6 +97,8 @@ class TrainReport:
     momentum: Local[Parts | None] = None
     waiting: Local[Waiting | None] = None
     """What is on its way now."""
+    under_way: Local[bool] = False
+    """Whether the cloud goes on before it has heard this; the site is still busy."""
     ages: Local[tuple[int, ...]] = ()
     """How many averages each update that counts was behind, where a site does not wait for all."""
     readings: tuple[Unchecked[float], ...] = ()

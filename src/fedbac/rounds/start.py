@@ -30,6 +30,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
     label_N = consult("clustering", BEFORE, method.clustering.start, num_members, chance)
     label_N = checked_labels(method.clustering, "start()", label_N, num_members, num_clusters)
     parts = checked_start(method.personalization, method.personalization.init(build, owners), owners)
+    scopes = {part: spec.scope for part, spec in method.personalization.parts.items()}
     network = build(0)
     trainable = {name for name, _ in network.named_parameters()}
     if method.privacy is not None and any(True for _ in network.buffers()):
@@ -64,6 +65,9 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         },
         momentum_M=tuple(momentum(site) for site in sites),
         waiting_M=tuple(Waiting.nobody(parts) for _ in sites) if method.clock.holds else (),
+        waiting=Waiting.nobody({part: stack for part, stack in parts.items() if scopes[part] in ("cloud", "cluster")})
+        if method.cloud_clock.holds
+        else None,
         links_M=tuple(first_memory(method.links.chains, method.personalization, parts, site) for site in sites),
         steps=first_steps(method, parts, trainable),
         first={part: parts[part] for part, spec in method.personalization.parts.items() if spec.scope == "cluster"}

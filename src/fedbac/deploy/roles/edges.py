@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedbac.core import trees
 from fedbac.core.links import Ledger
 from fedbac.core.parts import running_phases
-from fedbac.core.queries import Moment, Statistic
+from fedbac.core.queries import Moment
 from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure, SiteError
@@ -30,6 +29,7 @@ from fedbac.deploy.roles.standing import STANDING, Change, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
+from fedbac.rounds.late import unheard
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 from fedbac.runs.models import Models
 
@@ -209,7 +209,7 @@ class RemoteEdges(Remote):
             return train_request(replace(named[name], broadcast=None), self.charter, expected[name])
 
         def lost(order: TrainOrder, site: Site) -> TrainReport:
-            return lost_report(order, site, self.charter.epochs(phases))
+            return unheard(order, site, self.charter.epochs(phases))
 
         found = resting | self._ask(messages, "trained", whole)
         reports, reasons = self._read(orders, found, read_trained, lost)
@@ -311,26 +311,6 @@ class RemoteEdges(Remote):
             broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
             more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
             raise self.again(f"{answered} edges answered and deploy.min_edges is {self.min_edges}{more}")
-
-
-def lost_report(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:
-    """Return what is known of an edge that did not answer: everything is as it was, and counts for nothing."""
-    count, asked = len(site.clients), order.statistics | {Statistic("loss")}
-    shapes = {query: (count, num_epochs) if query.name == "epochs" else (count,) for query in asked}
-    return TrainReport(
-        bank=order.bank,
-        weight={part: np.zeros(trees.count(params), dtype=np.int64) for part, params in order.bank.items()},
-        selection=order.selection,
-        selected=(),
-        failed=(),
-        loss=float("nan"),
-        statistic_N={query: np.full(shape, np.nan) for query, shape in shapes.items()},
-        traffic=Ledger(),
-        momentum=order.momentum,
-        readings=(float("nan"),) * len(order.readings),
-        links=order.links,
-        absent=True,
-    )
 
 
 def lost_measurements(order: MeasureOrder, site: Site) -> MeasureReport:

@@ -361,9 +361,10 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
     if task.liars is not None:
         raise ConfigError("task.world.liars: clients lie on purpose in a simulation; in a federation set it to null")
-    if experiment.method.clock.timed:
+    clocks = {"clock": experiment.method.clock, "cloud_clock": experiment.method.cloud_clock}
+    for column in (column for column, clock in clocks.items() if clock.timed):
         raise ConfigError(
-            f"method.clock {experiment.method.clock.kind!r} goes by the simulated time of task.world; in a federation "
+            f"method.{column} {clocks[column].kind!r} goes by the simulated time of task.world; in a federation "
             "use synchronous; deploy has deadlines of its own"
         )
     if task.data_fraction < 1:
