@@ -16,13 +16,12 @@ from tests.test_cli import SMALL, Shell
 from tests.unit.tiny import tiny_task
 
 CPU = Runtime(device="cpu", workers=1)
-DATA = toy(size=4, train=800, test=60)
 
 
 def experiment(*settings: str, rounds: int = 2, clients: int = 40, seed: int = 0) -> tuple[Experiment, Inputs]:
     partition = fedbac.Partition(dirichlet_server=50, dirichlet_client=50, min_client_samples=1, min_edge_test=5)
     task = tiny_task(rounds=rounds, clients_per_edge=clients, partition=partition)
-    inputs = Inputs(dataset=DATA)
+    inputs = Inputs(dataset=toy(size=4, train=max(800, 30 * clients), test=60))
     settings = ("method.privacy.delta=1e-3", *settings)
     return configure("hierfavg", task, seed=seed, settings=settings, inputs=inputs), inputs
 

@@ -118,15 +118,17 @@ def test_folders_are_not_mixed_up(fedbac: Shell, tmp_path: Path) -> None:
     assert "finished already" not in text
     said = fedbac("compare", "ifca-edges", "hierfavg", "ditto", "--rounds", "1", "--out", "c", *SMALL)
     assert "2 of 3 runs were finished already and were not run again." in said
-    said = fedbac("run", "fed-bac", "--rounds", "2", "--out", "c/ifca", *SMALL, code=2)
+    said = fedbac("run", "fed-bac", "--rounds", "2", "--out", "c/ifca-edges", *SMALL, code=2)
     assert "another run is in this folder (method: ifca-edges is now fed-bac; task.rounds: 1 is now 2); choose" in said
     assert "holds the runs ditto, hierfavg, ifca-edges" in fedbac("run", "fed-bac", "--out", "c", code=2)
     again = fedbac("report", "c")
     assert again.index("ifca-edges") < again.index("hierfavg"), "in the order of the comparison, not of the alphabet"
     config = tmp_path / "c" / "ifca-edges" / "config.yaml"
     config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 9\n"))
-    assert "line 1 does not match its checksum, which covers config.yaml too" in fedbac("report", "c/ifca", code=2)
-    assert fedbac("--version").startswith("fedbac 0.")
+    assert "line 1 does not match its checksum, which covers config.yaml too" in fedbac(
+        "report", "c/ifca-edges", code=2
+    )
+    assert fedbac("--version").startswith("fedbac 1.")
 
 
 def test_an_unwritable_report_is_one_clear_message(fedbac: Shell) -> None:
@@ -154,8 +156,8 @@ def test_compare_is_interrupted_reported_and_resumed_as_a_whole(
     assert 2 <= done < 20
     assert (tmp_path / "c" / "ifca-edges" / "config.yaml").exists()
     assert f"hierfavg: stopped after {done} of 20 rounds" in fedbac("report", "c")
-    assert caplog.messages == ["Left out, as no round is complete yet: c/ifca"]
-    assert "no complete round yet in c/ifca" in fedbac("report", "c/ifca", code=2)
+    assert caplog.messages == ["Left out, as no round is complete yet: c/ifca-edges"]
+    assert "no complete round yet in c/ifca" in fedbac("report", "c/ifca-edges", code=2)
     text = fedbac("resume", "c")
     assert text.index("hierfavg") < text.index("ifca-edges"), (
         "in the order of the comparison, though ifca-edges was not begun"
