@@ -50,6 +50,10 @@ class World(Settings):
     """Standard deviation of the logarithms of both bandwidths; 0 makes all equal."""
     megabits_cloud: Positive = 1000.0
     """Bandwidth between every edge and the cloud."""
+    stragglers: Share = 0.0
+    """Chance of a client to be a straggler, all through the run."""
+    slowdown: Annotated[float, Field(ge=1, le=1_000_000)] = 10.0
+    """How many times as long a straggler trains."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Chance of a client to be there in a round; a site always has at least one."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -86,8 +90,12 @@ def _profile(world: World, seed: int, clients: tuple[int, ...]) -> Profile:
         z_N3 = np.zeros((len(clients), 3))
     else:
         z_N3 = np.array([stream(seed, "device", client).normal(size=3) for client in clients])
+    speed_N = world.examples_per_second * np.exp(world.speed_spread * z_N3[:, 0])
+    if world.stragglers > 0:
+        chance_N = np.array([stream(seed, "straggler", client).random() for client in clients])
+        speed_N = np.where(chance_N < world.stragglers, speed_N / world.slowdown, speed_N)
     return Profile(
-        world.examples_per_second * np.exp(world.speed_spread * z_N3[:, 0]),
+        speed_N,
         world.megabits_down * np.exp(world.bandwidth_spread * z_N3[:, 1]),
         world.megabits_up * np.exp(world.bandwidth_spread * z_N3[:, 2]),
     )

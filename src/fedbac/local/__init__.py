@@ -72,8 +72,8 @@ def _by_example(
 def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
     layers = described(network, examples.dataset.x_train.shape[1:])
     reason, missing, workers = _reason(network, scheme, examples, layers), None, runtime.workers or num_cores()
-    buffered = any(True for _ in network.buffers())  # many clients at once cannot share them
-    on_gpu = torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not buffered))
+    with_buffers = any(True for _ in network.buffers())  # many clients at once cannot share them
+    on_gpu = torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not with_buffers))
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     if runtime.trainer != "torch" and not isinstance(layers, str) and reason is None:
         plan = plan_for(layers, examples)
