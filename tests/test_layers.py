@@ -158,6 +158,7 @@ PLAIN_WORDS = {
     "momentum",
     "adam",  # also an optimizer of clients
     "dynamic",
+    "deadline",  # devices have one too
 }
 """Kinds that are words of everyday."""
 
