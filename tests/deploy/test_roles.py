@@ -34,6 +34,7 @@ NOISY = (
     "method.links.client_up=[clip, {kind: noise, multiplier: 0.01}, top_k, eight_bits]",
     "method.links.cloud_up=[{kind: clip, norm: 0.1}, {kind: noise, multiplier: 0.01}]",
 )
+SOME = ("method.selection.fraction=0.5",)
 ROBUST = ("method.aggregation=median", "method.step=adam")
 KINDS = (
     "enroll", "begin", "ready", "stranger", "facts", "fit", "update", "evaluate", "evaluation", "train", "trained",
@@ -54,6 +55,9 @@ CASES: dict[str, tuple[Any, ...]] = {
     "two parts that come back as one": ("fedala-edges",),
     "corrections of everybody and of each client": ("scaffold", "method.selection.fraction=0.5"),
     "corrections of clients and edges": ("mtgc", "method.selection.fraction=0.7"),
+    "pulls of each client, and a step of the cloud that remembers how many trained": ("feddyn", *SOME),
+    "momentum of the cloud": ("fedavgm", *SOME),
+    "Yogi": ("fedyogi", *SOME),
     "AdamW and a cosine": ("fedavg", "task.training.optimizer=adamw", "task.training.schedule=cosine"),
     "teachers": ("phe-fl-kd",),
     "every client's update": ("cfl",),

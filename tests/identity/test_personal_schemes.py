@@ -13,6 +13,7 @@ from fedbac.data import planted_groups
 from fedbac.personalization import (
     AdaptiveStart,
     ControlVariates,
+    DynamicPull,
     GroupCorrections,
     Interpolated,
     LateHead,
@@ -251,6 +252,7 @@ def test_a_late_head_keeps_its_bits_and_does_not_travel_until_it_learns() -> Non
         (AdaptiveStart(owner="edge"), "w + h", "w"),
         (ControlVariates(), "w + w", "w + w"),
         (GroupCorrections(), "w + w + w", "w + w"),
+        (DynamicPull(), "w", "w"),
         (TwoHeads(owner="client"), "w", "w"),
         (TwoHeads(owner="edge"), "w + h", "w"),
         (PersonalHead(owner="client", order="head_first"), "w - h", "w - h"),
