@@ -11,8 +11,7 @@ from fedbac import data
 from fedbac.errors import ConfigError
 from fedbac.presets.tasks import TASKS
 from fedbac.rounds import metrics
-from fedbac.runs import benchmark
-from fedbac_paper import leaderboard
+from fedbac_paper import benchmark, leaderboard
 from tests.test_cli import Shell
 from tests.test_cli import fedbac as fedbac  # a fixture
 from tests.unit.tiny import tiny_data, tiny_run

@@ -1,4 +1,4 @@
-"""The command ``fedbac reproduce``: run what is missing, collect what it showed, render the pages."""
+"""The commands of the study: ``fedbac reproduce``, for the paper's pages, and ``benchmark``, for anybody's method."""
 
 import time
 from pathlib import Path
@@ -6,17 +6,22 @@ from typing import Annotated
 
 import typer
 
-from fedbac.cli.running import replayed_alike
+from fedbac.cli.running import JobsOption, player, replayed_alike
 from fedbac.cli.terminal import (
+    METHOD_HELP,
+    AllowOption,
     DataOption,
     DeviceOption,
     SetOption,
     TrainerOption,
+    changed,
+    method_names,
     say,
     say_if_runs_take_turns,
 )
 from fedbac.core.settings import MOST_JOBS
 from fedbac.errors import ConfigError
+from fedbac.runs.folders import shortened
 from fedbac_paper import ARTEFACT_NAMES
 
 MOST_SEEDS = 1000
@@ -133,3 +138,45 @@ def reproduce(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def benchmark(
+    method: Annotated[str, typer.Argument(help=METHOD_HELP, autocompletion=method_names)],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to write to. Default: a folder in runs/ named after the method."),
+    ] = None,
+    chosen_tasks: Annotated[
+        list[str], typer.Option("--task", help="A task or a part (natural, paper) of the protocol. Repeatable.")
+    ] = ["natural"],  # noqa: B006
+    points: Annotated[
+        int | None,
+        typer.Option("--points", min=1, help="Points of tuning, if not the protocol's; 1 takes the method as it is."),
+    ] = None,
+    jobs: JobsOption = None,
+    device: DeviceOption = "auto",
+    trainer: TrainerOption = "auto",
+    so_far: Annotated[
+        bool, typer.Option("--so-far", help="Run nothing; write the page of the runs that are finished.")
+    ] = False,
+    data_folder: DataOption = None,
+    allowed: AllowOption = None,
+) -> None:
+    """Put a method to the frozen protocol."""
+    from fedbac.files import read_bytes
+    from fedbac.local import num_cores
+    from fedbac.runs.configure import Inputs, check_ready
+    from fedbac_paper import benchmark as protocol
+
+    out = out or Path("runs") / shortened(f"benchmark-{Path(method).stem}")
+    inputs, jobs = Inputs(data_folder=data_folder), jobs or num_cores()
+    own = changed(device=device, trainer=trainer, workers=None if jobs == 1 else 1)
+    if so_far:
+        page = protocol.collect(out)
+    else:
+        check_ready((), own, inputs)
+        plans = protocol.plans(method, out, chosen_tasks, points, inputs)
+        say_if_runs_take_turns(device, jobs)
+        page = protocol.benchmark(plans, out, player(own, inputs, jobs), say)
+    say(read_bytes(page).decode())
+    say(f"It is in {out / protocol.PAGE}, and in {out / protocol.FILE} for a leaderboard.")

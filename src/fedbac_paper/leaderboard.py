@@ -8,9 +8,8 @@ import numpy as np
 
 from fedbac.data import load
 from fedbac.presets.tasks import TASKS
-from fedbac.runs import benchmark
 from fedbac.statistics import standing
-from fedbac_paper import tables
+from fedbac_paper import benchmark, tables
 
 NONE = "–"
 

@@ -22,7 +22,7 @@ from fedbac.files import why
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import full_version
 from fedbac_command import leaving_on_interrupt
-from fedbac_paper.command import reproduce
+from fedbac_paper.command import benchmark, reproduce
 
 
 class _Prepared(TyperCommand):
@@ -65,7 +65,7 @@ for command in (
     running.compare,
     running.sweep,
     running.tune,
-    running.benchmark,
+    benchmark,
     reproduce,
     running.resume,
     running.verify,

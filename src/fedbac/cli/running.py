@@ -260,53 +260,11 @@ def tune(
     )  # fmt: skip
     say_if_runs_take_turns(device, jobs)
 
-    conclude_sweep(tune.tune(plan, _playing(own, inputs, jobs), say), out / "confirmed")
+    conclude_sweep(tune.tune(plan, player(own, inputs, jobs), say), out / "confirmed")
     say(plan.effort)
 
 
-def benchmark(
-    method: Annotated[str, typer.Argument(help=METHOD_HELP, autocompletion=method_names)],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Folder to write to. Default: a folder in runs/ named after the method."),
-    ] = None,
-    chosen_tasks: Annotated[
-        list[str], typer.Option("--task", help="A task or a part (natural, paper) of the protocol. Repeatable.")
-    ] = ["natural"],  # noqa: B006
-    points: Annotated[
-        int | None,
-        typer.Option("--points", min=1, help="Points of tuning, if not the protocol's; 1 takes the method as it is."),
-    ] = None,
-    jobs: JobsOption = None,
-    device: DeviceOption = "auto",
-    trainer: TrainerOption = "auto",
-    so_far: Annotated[
-        bool, typer.Option("--so-far", help="Run nothing; write the page of the runs that are finished.")
-    ] = False,
-    data_folder: DataOption = None,
-    allowed: AllowOption = None,
-) -> None:
-    """Put a method to the frozen protocol."""
-    from fedbac.files import read_bytes
-    from fedbac.local import num_cores
-    from fedbac.runs import benchmark as protocol
-    from fedbac.runs.configure import Inputs, check_ready
-
-    out = out or Path("runs") / shortened(f"benchmark-{Path(method).stem}")
-    inputs, jobs = Inputs(data_folder=data_folder), jobs or num_cores()
-    own = changed(device=device, trainer=trainer, workers=None if jobs == 1 else 1)
-    if so_far:
-        page = protocol.collect(out)
-    else:
-        check_ready((), own, inputs)
-        plans = protocol.plans(method, out, chosen_tasks, points, inputs)
-        say_if_runs_take_turns(device, jobs)
-        page = protocol.benchmark(plans, out, _playing(own, inputs, jobs), say)
-    say(read_bytes(page).decode())
-    say(f"It is in {out / protocol.PAGE}, and in {out / protocol.FILE} for a leaderboard.")
-
-
-def _playing(own: "Runtime", inputs: "Inputs", jobs: int) -> "Play":
+def player(own: "Runtime", inputs: "Inputs", jobs: int) -> "Play":
     """Return what lays out runs and plays them up to a round or their end, before a person's eyes."""
     from fedbac.cli.playing import play_all
     from fedbac.runs.sweep import lay_out

@@ -4,7 +4,7 @@
     benchmark.json   what was measured, with the version and the hash of the protocol
     benchmark.md     the same as a page
 
-The protocol is data: ``presets/benchmark.yaml``.
+The protocol is data: ``benchmark.yaml``.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class Protocol(Settings):
 @cache
 def protocol() -> Protocol:
     """Return the protocol of this version of the package."""
-    text = resources.files("fedbac.presets").joinpath("benchmark.yaml").read_text(encoding="utf-8")
+    text = resources.files("fedbac_paper").joinpath("benchmark.yaml").read_text(encoding="utf-8")
     return Protocol.model_validate(yaml.safe_load(text))
 
 
