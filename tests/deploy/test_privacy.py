@@ -21,6 +21,7 @@ from fedbac.deploy.roles.edges import Interruption, RemoteEdges
 from fedbac.deploy.roles.releases import ROUNDS_KEPT, Releases, stamp_of
 from fedbac.errors import DeployError
 from fedbac.runs.play import finish
+from tests.covering import first
 from tests.deploy.small import Small, compared, small
 from tests.support import without
 
@@ -113,7 +114,7 @@ def test_no_seed_of_the_run_tells_the_noise(case: str, tmp_path: Path) -> None:
     assert all(kept[0][name] != kept[1][name] for name in kept[0])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", first(2, CASES))
 def test_a_killed_federation_repeats_its_bits_and_spends_nothing_twice(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Liars: who they are, what they say, that no number depends on how they are played, and what keeps them in check."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -229,13 +230,14 @@ def test_one_client_of_six_turns_the_reward_of_linucb_unless_the_median_speaks(a
     assert heard == pytest.approx(honest, abs=0.01) if average == "median" else heard < 0
 
 
+@cache
 def merged(world: World | None, **defences: Any) -> Played:
     data, shards, _ = planted_groups(train=20, validation=0, test=40)
     measurement = Measurement(average=defences.pop("average", "mean"))
     clustering = Merging(period=2, reward_splits=("train",), **defences)
     method = Method(name="x", clustering=clustering, personalization=PerCluster(), measurement=measurement)
     training = Training(epochs=2, batch_size=10, learning_rate=0.1)
-    return play(method, data, shards, training=training, network=Perceptron(hidden=()), num_rounds=8, world=world)
+    return play(method, data, shards, training=training, network=Perceptron(hidden=()), num_rounds=6, world=world)
 
 
 def mixed(played: Played) -> int:
