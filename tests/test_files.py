@@ -28,7 +28,7 @@ WRITING = re.compile(
 )
 MAY_WRITE = {
     "fedbac/files.py",
-    "fedbac/cli/main.py",
+    "fedbac/cli/streams.py",
     "fedbac/data/sources.py",
     "fedbac/runs/records.py",
     "fedbac/deploy/metrics.py",

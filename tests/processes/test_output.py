@@ -1,5 +1,6 @@
 """Nothing that becomes of its output, or of its workers, ends a run unnoticed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import fedbac
+from fedbac.cli import streams
 from fedbac.runs import sweep
 from tests.test_cli import SMALL
 
@@ -54,6 +56,46 @@ def test_a_run_outlives_its_warnings(tmp_path: Path) -> None:
     """Both streams are closed, and a file of the run must not get their numbers."""
     assert outcome(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *RUN], tmp_path) == (0, "")
     assert fedbac.load(tmp_path / "run").summary["finished"]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_run_outlives_a_reader_that_stands_still(both: bool, tmp_path: Path) -> None:
+    """As a stopped ``tee``: the pipe is full, and nobody empties it."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(1 << 12))
+    os.set_blocking(write, True)
+    pipes = {"stdout": write, "stderr": write if both else subprocess.PIPE}
+    done = subprocess.run(RUN, cwd=tmp_path, text=True, timeout=200, check=False, **pipes)  # type: ignore[call-overload]
+    os.close(write)
+    assert done.returncode == 1
+    assert both or done.stderr == "Nobody read the output, so some of it is lost; what was saved is safe.\n"
+    assert fedbac.load(tmp_path / "run").summary["finished"]
+    assert (tmp_path / "run" / "report.html").exists()
+    os.close(read)
+
+
+def test_a_reader_who_comes_back_gets_what_was_kept_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PATIENCE", 0.05)
+    monkeypatch.setattr(streams, "KEPT", 1 << 18)
+    read, write = os.pipe()
+    lines = [f"{number:>4}: {'.' * 1000}\n" for number in range(1000)]
+    with open(write, "w") as stream, open(read) as reader:
+        output = streams.Lasting(stream)
+        output.never_wait()
+        for line in lines:
+            output.write(line)
+        monkeypatch.setattr(streams, "END_PATIENCE", 0.05)
+        assert not output.close()
+        found = [reader.readline()]
+        while found[-1] != lines[-1]:
+            found.append(reader.readline())
+        assert found == [line for line in lines if line in found], "whole lines, in their order"
+        assert len(found) < len(lines), "more than is kept"
+        assert output.write("again\n")
+        assert reader.readline() == "again\n"
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fedbac.cli.streams import never_wait
 from fedbac.cli.terminal import AllowOption, DeviceOption, OverwriteOption, TrackOption, changed, err, extra, out, say
 from fedbac.core.signals import handled_by
 from fedbac.deploy.settings import check_address
@@ -296,6 +297,7 @@ def _logged(kit: "Kit") -> Iterator[None]:
     """Log to stderr with time and name, as a service does."""
     from fedbac.deploy.transports.handshakes import explained
 
+    never_wait()
     listens = kit.site.role != "client" and kit.site.deploy.transport == "grpc"
     with explained() if listens else nullcontext():
         handler = logging.StreamHandler(sys.stderr)

@@ -2,12 +2,9 @@
 
 import io
 import logging
-import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +13,9 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from fedbac.cli import auditing, deploying, federating, lists, modelling, reporting, running
+from fedbac.cli.streams import lasting
 from fedbac.cli.terminal import err, say
 from fedbac.errors import ConfigError, Error, visible
-from fedbac.files import why
 from fedbac.runs.stopping import Interrupted, interrupting
 from fedbac.version import full_version
 from fedbac_command import leaving_on_interrupt
@@ -123,7 +120,7 @@ def main() -> None:
     handler = RichHandler(console=err, show_path=False, show_time=False)
     handler.setFormatter(_Plain("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    with _lasting():
+    with lasting():
         try:
             with interrupting():
                 app(prog_name="fedbac")  # however it was started
@@ -143,46 +140,3 @@ def _fail(message: str) -> None:
     text = visible(message).replace("\n", "\n  ")
     err.print("[bold red]error:[/]", Text(text), highlight=False, soft_wrap=True)
     sys.exit(2)
-
-
-class _Lasting:
-    """A stream whose reader may go and whose disk may be full: what is written then is lost, and nothing else."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.lost: OSError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        self._attempt(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._attempt(self._stream.flush)
-
-    def _attempt(self, do: Callable[[], object]) -> None:
-        try:
-            do()
-        except OSError as error:
-            self.lost = error
-            # Python keeps what it could not write, and tries again at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
-
-@contextmanager
-def _lasting() -> Iterator[None]:
-    """Let nothing that becomes of the output end the work; say so at the end, unless its reader has gone (``head``)."""
-    before, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), _Lasting(sys.stdout), _Lasting(sys.stderr)
-    said = sys.stdout
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        sys.stdout, sys.stderr = before
-        if said.lost is not None:
-            if not isinstance(said.lost, BrokenPipeError):
-                say(f"The output could not be written ({why(said.lost)}); what was saved is safe.", err)
-            sys.exit(1)

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from rich.progress import Progress
 
+from fedbac.cli.streams import never_wait
 from fedbac.cli.terminal import ROOMY, err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
 from fedbac.core.settings import MAX_ROUNDS
@@ -42,6 +43,7 @@ def play_all(
     of them when their rounds in hand are saved, and ends the command, which says how to resume them from ``parent``, if
     that can be done. If all are refused, what was laid out for them is withdrawn.
     """
+    never_wait()
     gc.freeze()  # the collector took a tenth of a second, again and again, to look at modules that stay anyway
     stop, failures = Stop(), dict[Path, Exception]()
     folders = [point.folder for point in points]
