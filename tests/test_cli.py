@@ -297,7 +297,7 @@ def test_a_refused_command_leaves_nothing_behind(
     words: list[str], part: str, code: int, fedbac: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for package in ("mlflow", "starlette.applications", "fedbac.report.live"):
+    for package in ("mlflow", "starlette", "fedbac.report.beside"):
         monkeypatch.setitem(sys.modules, package, None)
     assert part in fedbac(*words, code=code)
     assert not (tmp_path / "runs").exists()

@@ -30,6 +30,7 @@ MAY_WRITE = {
     "fedbac/files.py",
     "fedbac/cli/streams.py",
     "fedbac/data/sources.py",
+    "fedbac/report/beside.py",
     "fedbac/runs/records.py",
     "fedbac/deploy/metrics.py",
     "fedbac/deploy/transports/handshakes.py",

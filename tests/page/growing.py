@@ -1,10 +1,16 @@
 """A run folder that grows by a round when a test says so, as under the hands of a running command."""
 
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import fedbac
 from fedbac.data import toy
+from fedbac.report.beside import END_SECONDS, address, listen, new_path
+from fedbac.report.following import Find
+from fedbac.report.live import Live
 from fedbac.runs.store import RunFolder
 
 SMALL = [
@@ -40,3 +46,17 @@ class Growing:
         """Add half of the next line."""
         with self.file.open("ab") as file:
             file.write(self.lines[self.written][:40])
+
+
+@contextmanager
+def served(find: Find) -> Iterator[str]:
+    """Serve a live page in a thread of this process, and yield its address."""
+    with listen(None) as listening:
+        server = Live(find, listening, new_path())
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        try:
+            yield address(listening, server.path)
+        finally:
+            server.end()
+            thread.join(timeout=2 * END_SECONDS)

@@ -13,7 +13,6 @@ from playwright.sync_api import Browser, Page, expect
 
 from fedbac.data import toy
 from fedbac.report import write_report
-from fedbac.report.live import Live
 from fedbac.rounds import metrics
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import play
@@ -22,7 +21,7 @@ from tests.covering import first
 from tests.made_up_runs import fake, renamed
 from tests.page import drawn
 from tests.page.conftest import NEEDS_BROWSER, Tab
-from tests.page.growing import SMALL
+from tests.page.growing import SMALL, served
 from tests.page.rich import rich, rich_runs
 from tests.test_absent_edges import with_absences
 from tests.test_report_page import HOSTILE
@@ -286,10 +285,9 @@ def test_a_page_follows_a_real_run_and_keeps_what_it_showed(tab: Tab, tmp_path: 
     inputs = Inputs(dataset=toy(size=8))
     experiment = configure("fedbac-plus", "planted", rounds=3, settings=SMALL, inputs=inputs)
     folder = RunFolder(tmp_path / "run")
-    server = Live(lambda: [folder] if folder.has_run() else [])
     playing = play(experiment, folder=folder, inputs=inputs)
-    with server.beside():
-        page = tab.open(server.address)
+    with served(lambda: [folder] if folder.has_run() else []) as address:
+        page = tab.open(address)
         expect(page.get_by_text("No round is finished yet.")).to_be_visible()
         expect(page.locator("#figures")).to_be_hidden()
         for done in (1, 2):
@@ -302,7 +300,7 @@ def test_a_page_follows_a_real_run_and_keeps_what_it_showed(tab: Tab, tmp_path: 
         expect(page.locator("output")).to_have_text("1 of 3")
         expect(page.locator("#live")).to_have_text("Live: 1 run, 1 finished; round 3 of 3 in all")
         assert tab.problems == []
-        assert {re.sub(r"\?.*", "", url) for url in tab.requests} == {server.address, f"{server.address}events"}
+        assert {re.sub(r"\?.*", "", url) for url in tab.requests} == {address, f"{address}events"}
     playing.close()
     expect(page.locator("#live")).to_contain_text("This page keeps what it showed last")
     expect(page.locator("#figure-accuracy svg")).to_be_visible()

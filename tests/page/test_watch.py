@@ -8,17 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from fedbac.report.beside import listen
 from fedbac.report.following import Follower
-from fedbac.report.live import Live
 from fedbac.runs.store import RunFolder
 from tests.covering import first
-from tests.page.growing import Growing, played
+from tests.page.growing import Growing, played, served
 from tests.test_cli import COMMAND, SMALL, Shell
 from tests.test_cli import fedbac as fedbac  # the fixture
 
@@ -125,8 +127,7 @@ def event(stream: http.client.HTTPResponse) -> dict[str, Any]:
 @pytest.fixture
 def reader(run: Growing) -> Iterator[Reader]:
     run.grow()
-    server = Live(lambda: [run.folder])
-    with server.beside(), Reader(server.address) as reader:
+    with served(lambda: [run.folder]) as address, Reader(address) as reader:
         yield reader
 
 
@@ -185,8 +186,7 @@ def test_any_number_of_silent_connections_keeps_nobody_out(run: Growing, monkeyp
     """Each would take a file handle of the run for as long as it likes."""
     monkeypatch.setattr("fedbac.report.live.MOST_CONNECTIONS", 8)
     run.grow()
-    server = Live(lambda: [run.folder])
-    with server.beside(), Reader(server.address) as reader:
+    with served(lambda: [run.folder]) as address, Reader(address) as reader:
         stream = reader.stream()
         event(stream)
         host, port = reader.host.split(":")
@@ -203,8 +203,7 @@ def test_any_number_of_silent_connections_keeps_nobody_out(run: Growing, monkeyp
 def test_a_connection_that_asks_for_nothing_is_closed(run: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedbac.report.live.ASK_SECONDS", 0.05)
     run.grow()
-    server = Live(lambda: [run.folder])
-    with server.beside(), Reader(server.address) as reader:
+    with served(lambda: [run.folder]) as address, Reader(address) as reader:
         host, port = reader.host.split(":")
         with socket.create_connection((host, int(port)), timeout=20) as half:
             half.sendall(b"GET / HTTP/1.1\r\nHost: ")
@@ -218,21 +217,19 @@ def test_no_path_leads_to_a_file(reader: Reader, path: str) -> None:
     assert reader.get(path)[0] == 404
 
 
-def test_it_is_reached_from_this_machine_only_and_a_taken_port_is_named(run: Growing) -> None:
-    server = Live(lambda: [run.folder])
-    host, port = server.socket.getsockname()
-    assert host == "127.0.0.1"
-    with pytest.raises(ValueError, match=f"--port {port}: it cannot be used .*; choose another one"):
-        Live(lambda: [run.folder], port)
-    server.socket.close()
+def test_it_is_reached_from_this_machine_only_and_a_taken_port_is_named() -> None:
+    with listen(None) as listening:
+        host, port = listening.getsockname()
+        assert host == "127.0.0.1"
+        with pytest.raises(ValueError, match=f"--port {port}: it cannot be used .*; choose another one"):
+            listen(port)
 
 
 def test_an_open_page_does_not_hold_up_the_end_and_sees_the_last_round(run: Growing) -> None:
     run.grow()
-    server = Live(lambda: [run.folder])
-    with Reader(server.address) as reader:
-        with server.beside():
-            stream = reader.stream()
+    with contextlib.ExitStack() as left:
+        with served(lambda: [run.folder]) as address:
+            stream = left.enter_context(Reader(address)).stream()
             event(stream)
             run.grow(4)
         assert [len(one["accuracy"]) for one in event(stream)["document"]["runs"]] == [5]
@@ -259,23 +256,107 @@ def test_watch_is_ended_by_ctrl_c_while_a_page_is_open(run: Growing, tmp_path: P
     assert "runs are not affected" in out
 
 
-@pytest.mark.parametrize("command", first(1, ["run", "compare", "sweep"]))
-def test_live_says_where_follows_the_runs_and_ends_with_the_command(
-    command: str, fedbac: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    followers: list[Follower] = []
+ENDLESS = [*SMALL[2:], "--rounds", "100000", "--live", "--out", "runs"]
+COMMANDS = {
+    "run": ["run", "hierfavg", *ENDLESS],
+    "compare": ["compare", "hierfavg", "fedavg", *ENDLESS],
+    "sweep": ["sweep", "hierfavg", "--grid", "task.training.batch_size=8,16", "--jobs", "1", *ENDLESS],
+}
 
-    class Noted(Follower):
-        def __init__(self, find: Any) -> None:
-            super().__init__(find)
-            followers.append(self)
 
-    monkeypatch.setattr("fedbac.report.live.Follower", Noted)
-    several = {"run": [], "compare": ["fedavg"], "sweep": ["--grid", "task.training.batch_size=8,16", "--jobs", "1"]}
-    text = fedbac(command, "hierfavg", *several[command], "--rounds", "1", "--live", "--out", "a", *SMALL[2:])
+class Playing:
+    """A command that plays rounds until it is stopped, and shows them on a page."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self.folder = folder / "runs"
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([*COMMAND, *words], cwd=folder, **pipes)
+        assert self.process.stdout is not None
+        (self.address,) = re.findall(r"Live page: (http://127\.0\.0\.1:\d+/[\w-]+/) ", self.process.stdout.readline())
+        self.page = next(
+            child for child in psutil.Process(self.process.pid).children() if "fedbac.report.live" in child.cmdline()
+        )
+
+    def rounds(self) -> list[int]:
+        """Return how many rounds the runs have, of those that have begun."""
+        files = self.folder.rglob("rounds.jsonl")
+        return [count for file in files if (count := file.read_bytes().count(b"\n"))]
+
+    def goes_on(self) -> None:
+        """Wait until another round is done."""
+        before = sum(self.rounds())
+        while sum(self.rounds()) == before:
+            assert self.process.poll() is None, self.process.stderr
+            time.sleep(0.02)
+
+    def stop(self) -> str:
+        """End it as Ctrl-C does, and return its complaints."""
+        self.process.send_signal(signal.SIGINT)
+        complaints = str(self.process.communicate(timeout=100)[1])
+        assert self.process.returncode == 130
+        assert "all complete rounds are saved" in complaints
+        return complaints
+
+
+@pytest.fixture
+def playing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Playing]:
+    command = Playing(COMMANDS[getattr(request, "param", "run")], tmp_path)
+    yield command
+    command.process.kill()
+    command.process.communicate()
+
+
+@pytest.mark.parametrize("playing", first(1, COMMANDS), indirect=True)
+def test_live_follows_the_runs_of_a_command_and_ends_with_it(playing: Playing) -> None:
+    with Reader(playing.address) as reader:
+        stream = reader.stream()
+        while not event(stream)["document"]["runs"]:
+            pass
+        assert "live page" not in playing.stop()
+        *_, last = (line for line in stream if line.startswith(b"data: "))
+        shown = [len(run["accuracy"]) for run in json.loads(last[6:])["document"]["runs"]]
+    assert shown == playing.rounds()
+    playing.page.wait(60)
+
+
+def test_what_becomes_of_its_page_does_not_touch_a_run(playing: Playing) -> None:
+    """It is a process of its own, for whoever knows its path, which no list of processes shows."""
+    *_, host, path, _ = playing.address.split("/")
+    assert playing.page.pid != playing.process.pid
+    for process in (playing.page, psutil.Process(playing.process.pid)):
+        assert path not in " ".join(process.cmdline())
+    with contextlib.ExitStack() as left:
+        for _ in range(1100):
+            half = left.enter_context(socket.create_connection(host.split(":"), timeout=60))
+            half.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        playing.goes_on()
+        with Reader(playing.address) as reader:
+            assert reader.get()[0] == 200
+        playing.page.suspend()
+        playing.goes_on()
+        playing.page.kill()
+        playing.goes_on()
+    assert "The live page ended before the runs did" in playing.stop().replace("\n", " ")
+
+
+@pytest.mark.full
+def test_a_page_that_stands_still_does_not_hold_up_the_end(playing: Playing) -> None:
+    playing.page.suspend()
+    playing.goes_on()
+    playing.stop()
+    assert not playing.page.is_running()
+
+
+@pytest.mark.full
+def test_the_page_ends_with_a_command_that_is_killed(playing: Playing) -> None:
+    playing.process.kill()
+    playing.page.wait(60)
+
+
+def test_live_says_where_and_when_it_ends(fedbac: Shell) -> None:
+    text = fedbac("run", "hierfavg", "--rounds", "1", "--live", "--out", "a", *SMALL[2:])
     assert re.search(r"Live page: http://127\.0\.0\.1:\d+/[\w-]+/ \(it ends with this command\)", text)
     assert text.index("Live page:") < text.index("Report:") < text.index("The live page has ended")
-    assert [rounds_shown(follower) for follower in followers] == [[1] if command == "run" else [1, 1]]
 
 
 def test_watch_names_what_is_missing(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

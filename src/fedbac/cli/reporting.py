@@ -23,7 +23,6 @@ from fedbac.runs.folders import listed
 from fedbac.runs.stopping import Interrupted
 
 if TYPE_CHECKING:
-    from fedbac.report.live import Live
     from fedbac.runs.store import Run, RunFolder
 
 log = logging.getLogger("fedbac")
@@ -292,8 +291,12 @@ def watch(
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; name one that runs are, or will be, written to")
-    live = _live(folders, port)
-    say(f"Open {live.address} in a browser. Ctrl-C ends the page, not the runs.")
+    with extra("watch", "the live page"):
+        from fedbac.report.live import Live, following  # slow to import
+    from fedbac.report.beside import address, listen, new_path
+
+    live = Live(following(folders), listen(port), new_path())
+    say(f"Open {address(live.socket, live.path)} in a browser. Ctrl-C ends the page, not the runs.")
     try:
         live.serve()
     except Interrupted:
@@ -306,22 +309,9 @@ def shown_live(folder: Path, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    live = _live([folder], None)
-    say(f"Live page: {live.address} (it ends with this command)")
-    with live.beside():
+    with extra("watch", "the live page"):
+        from fedbac.report.beside import page_beside
+    with page_beside(folder) as address:
+        say(f"Live page: {address} (it ends with this command)")
         yield
     say(f"The live page has ended. Open browsers keep it; the same figures are in {folder / 'report.html'}")
-
-
-def _live(folders: Sequence[Path], port: int | None) -> "Live":
-    with extra("watch", "the live page"):
-        from fedbac.report.live import Live  # slow to import
-    from fedbac.runs.store import runs_in
-
-    def runs_now(folder: Path) -> list["RunFolder"]:
-        try:
-            return runs_in(folder)
-        except ConfigError:  # it is gone, for instance to be replaced
-            return []
-
-    return Live(lambda: [place for folder in folders for place in runs_now(folder)], port)

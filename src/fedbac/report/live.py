@@ -7,11 +7,12 @@ the port too. No path of a request is ever looked up on the disk.
 import asyncio
 import json
 import logging
-import secrets
 import socket
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -24,12 +25,13 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedbac.errors import ConfigError
+from fedbac.report.beside import END_SECONDS
 from fedbac.report.following import TITLE, Find, Follower
 from fedbac.report.page import page, policy
+from fedbac.runs.store import RunFolder, runs_in
 
 log = logging.getLogger("fedbac")
 
-HOST = "127.0.0.1"
 NAMES = ["127.0.0.1", "localhost"]
 """As whom the server may be addressed: a page of somebody else's, under a name that leads here, learns nothing."""
 LOOK_SECONDS = 0.5
@@ -40,8 +42,6 @@ MOST_CONNECTIONS = 100
 """At a time; of more, the oldest goes that has asked for nothing. Each takes a file handle, which runs need too."""
 ASK_SECONDS = 10
 """What a connection may take to ask for something."""
-END_SECONDS = 2
-"""What a reader that does not listen may delay the end."""
 
 
 class Bounded(H11Protocol):
@@ -68,10 +68,9 @@ class Bounded(H11Protocol):
 class Live:
     """A server of one page about runs that may be running."""
 
-    def __init__(self, find: Find, port: int | None = None) -> None:
+    def __init__(self, find: Find, listening: socket.socket, path: str) -> None:
         self.follower = Follower(find)
-        self.socket = _listen(port)
-        self.path = f"/{secrets.token_urlsafe(16)}/"
+        self.socket, self.path = listening, path
         quiet: dict[str, Any] = {
             "log_config": None,
             "access_log": False,
@@ -82,26 +81,14 @@ class Live:
         config = uvicorn.Config(self.app(), lifespan="on", timeout_graceful_shutdown=END_SECONDS, **quiet)
         self.server = uvicorn.Server(config)
 
-    @property
-    def address(self) -> str:
-        """Where the page is."""
-        return f"http://{HOST}:{self.socket.getsockname()[1]}{self.path}"
-
     def serve(self) -> None:
         """Serve until a signal, or another thread, ends it."""
         self.server.run(sockets=[self.socket])
 
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Serve in a thread of this process; at the end all readers have seen the last state."""
-        thread = threading.Thread(target=self.serve, name="live page", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self.follower.refresh()
-            self.server.should_exit = True
-            thread.join(timeout=2 * END_SECONDS)
+    def end(self) -> None:
+        """Let ``serve`` return once all readers have seen the last state."""
+        self.follower.refresh()
+        self.server.should_exit = True
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -153,20 +140,6 @@ class Live:
             await asyncio.sleep(STREAM_SECONDS)
 
 
-def _listen(port: int | None) -> socket.socket:
-    """Take a port of this machine, any free one if none is asked for."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if port:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((HOST, port or 0))
-        listening.listen()  # from now on a reader waits instead of being turned away
-    except OSError as error:
-        listening.close()
-        raise ConfigError(f"--port {port}: it cannot be used ({error.strerror}); choose another one") from error
-    return listening
-
-
 def _headers() -> dict[str, str]:
     return {
         "Cache-Control": "no-store",
@@ -175,3 +148,31 @@ def _headers() -> dict[str, str]:
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
     }
+
+
+def following(folders: Sequence[Path]) -> Find:
+    """Return what finds the runs in folders, now or later."""
+
+    def runs_now(folder: Path) -> list[RunFolder]:
+        try:
+            return runs_in(folder)
+        except ConfigError:  # it is gone, for instance to be replaced
+            return []
+
+    return lambda: [place for folder in folders for place in runs_now(folder)]
+
+
+def main(number: str, folder: str) -> None:
+    """Serve, on a socket that is handed over, until the command that started this ends."""
+    server = Live(following([Path(folder)]), socket.socket(fileno=int(number)), sys.stdin.readline().strip())
+
+    def last() -> None:
+        sys.stdin.read()
+        server.end()
+
+    threading.Thread(target=last, daemon=True).start()
+    server.serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
