@@ -48,20 +48,19 @@ def verdict(file: Path) -> str:
             f"{_listed(alike)}.",
             f"{len(mended)} agree exactly once fluke is changed to do what ours does differently: {_listed(mended)}.",
             f"Differences left unexplained: {_listed(left) or 'none'}.",
-            f"After {setting['rounds']} rounds, {len(agreeing)} of {len(named)} agree within noise without any change: "
+            f"Unchanged, {len(agreeing)} of {len(named)} agree within noise after {setting['rounds']} rounds: "
             f"{_listed(agreeing)}.",
             "",
-            f"The control: after one round the weights that FedAvg has averaged differ by {weights:.0e} at most.",
+            f"As a control, the first weights that FedAvg averages differ by {weights:.0e} at most.",
             "",
-            f"After {setting['rounds']} rounds of plain SGD, seeds {_listed(list(told['late']['fedavg']))}: "
-            "mean accuracy of clients, %.",
-            "The difference is ours less fluke's, ± half its 95 % interval over seeds, which are paired.",
-            f"An interval wider than ± {WIDE:.0f} points is too wide to show agreement.",
+            f"Mean accuracy of clients (%) after {setting['rounds']} rounds of plain SGD, seeds "
+            f"{_listed(list(told['late']['fedavg']))}; the difference ± half its 95 % interval over paired seeds, "
+            f"which shows no agreement if above {WIDE:.0f} points:",
             "",
             table(["method", "fedbac", f"fluke {told['versions']['fluke']}", "difference", "within noise"], late),
             "",
-            f"[After {setting['early']} rounds with seed 0]({EARLY}), before rounding errors grow, every change to "
-            "fluke's code is a row. The last column is the mean absolute difference per client, in points.",
+            f"[After {setting['early']} rounds with seed 0]({EARLY}), before rounding errors grow: a row per change to "
+            "fluke's code, and the mean absolute difference per client in points.",
             "",
             "",
         ]

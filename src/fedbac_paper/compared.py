@@ -27,10 +27,9 @@ KEPT = ("accuracy", "edge_min", "bytes_total", "simulated_seconds", "active_clus
 OWN_KERNELS = ("native", "cuda-fused")
 MUCH = 5
 WHY_SLOW = {
-    ("cflhkd", "fed-csad", "phe-fl-kd"): "a student learns from a teacher's outputs, which our own kernels cannot do; "
-    "torch trains it instead.",
-    ("abad",): "every client's update is cut to its largest entries, tensor by tensor.",
-    ("paper-figures",): "clusters are chosen anew in every round, so every edge measures every cluster in every round.",
+    ("cflhkd", "fed-csad", "phe-fl-kd"): "learn from a teacher's outputs, so torch trains them.",
+    ("abad",): "cuts every client's update to its largest entries.",
+    ("paper-figures",): "every edge measures every cluster in every round.",
 }
 COMMANDS = f"""fedbac compare --all --task {TASK} --out runs/all
 python -m fedbac_paper.compared runs/all results/methods/compared.json
@@ -58,7 +57,7 @@ def times(found: Mapping[str, Any]) -> str:
     by_machine: dict[str, list[float]] = {}
     for row in found["methods"].values():
         by_machine.setdefault(row["machine"], []).append(row["seconds"])
-    told = [f"{len(each)} took {duration(sum(each))} together on {machine}" for machine, each in by_machine.items()]
+    told = [f"{len(each)} took {duration(sum(each))} on {machine}" for machine, each in by_machine.items()]
     return ", and ".join(told)
 
 
@@ -84,9 +83,9 @@ def section(results: Path) -> str:
             f"[One seed of every method on a small task](methods/{NUMBERS}) shows that each runs, learns and is "
             f"charged; it is no ranking. `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the "
             f"embedded data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, "
-            f"and {task.rounds} rounds. {own} of the {len(found['methods'])} methods use our own kernels. "
-            f"{times(found)}. The last columns are seconds a round as a multiple of HierFAVG's on the same "
-            f"machine (`benchmarks/methods.py`, {_tasks(speed)}). Why some take more than {MUCH} times as long:",
+            f"and {task.rounds} rounds. {own} of the {len(found['methods'])} methods use our own kernels; "
+            f"{times(found)}. The last columns are times of rounds relative to HierFAVG's on the same "
+            f"machine (`benchmarks/methods.py`, {_tasks(speed)}). Slower than {MUCH} times:",
             "",
             *(f"- {reason}" for reason in reasons(speed)),
             "",

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 KEPT = Path("results/methods/costs.json")
 TASKS, SEEDS = ("devices", "demo", "planted"), (0, 1, 2)
 ABOUT = (
-    "**Cost** is what a difference costs in points of accuracy, the mean over three seeds of small versions of the "
-    f"tasks {', '.join(f'`{task}`' for task in TASKS)} (`python benchmarks/paired.py costs`)."
+    "**Cost** is in points of accuracy, the mean over three seeds of small versions of "
+    f"{', '.join(f'`{task}`' for task in TASKS)} (`python benchmarks/paired.py costs`)."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -39,7 +39,7 @@ class Difference(NamedTuple):
 OF_CLIENTS = ("method.unit=client", "method.topology.kind=flat")
 EDGES = Difference("members are edges, not clients", OF_CLIENTS)
 OWNERS = Difference(
-    "edges own the personal part, not clients (who are each judged on data of their own mix)",
+    "edges own the personal part, not clients, each judged on its own mix of data",
     ("method.personalization.owner=client",),
 )
 DIFFERENCES: dict[str, tuple[Difference, ...]] = {

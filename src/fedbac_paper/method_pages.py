@@ -32,9 +32,9 @@ def methods(results: Path) -> str:
     differences = "\n".join(f"- {line}" for line in DEVIATIONS.values())
     return f"""# Methods
 
-The paper's Table I with more rows, computed from the presets. `fedbac methods` prints it, and `fedbac show NAME` every
-setting of a row. Each name links to what the method does, where it comes from, and where ours differs.
-[Against fluke](methods/against-fluke.md) compares seven of them with another package. Written by `tools/make_docs.py`.
+The paper's Table I with more rows, computed from the presets. Names lead to what a method does, its source, and
+where ours differs; `fedbac show NAME` prints every setting. [Against fluke](methods/against-fluke.md) compares eight
+with another package. Written by `tools/make_docs.py`.
 
 {table([*header, "aggregation"], rows)}
 
@@ -51,30 +51,42 @@ def _family(name: str) -> str:
 
 
 def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> str:
-    """Return the page of one family of methods, a section each; rules say where each kind of a column is explained."""
+    """Return the page of one family of methods, a section each; rules say where each kind of a column is explained.
+
+    Of a variant, ``X-edges``, only what ``X`` does not say."""
+    sections, task, sources = list[str](), tasks.task(DEFAULT_TASK), dict[str, str]()
+    for method in FAMILIES[name].split():
+        note, base = NOTES[method], NOTES.get(method.removesuffix("-edges"), NOTES[method])
+        first = sources.setdefault(note.reference, method)
+        source = f"{note.reference}." if first == method else f"Source: [`{first}`](#{first})."
+        reading = " **Our reading.**" if note.interpretation else ""
+        sections += ["", f"## {method}", "", f"{note.summary}{reading}", "", *[source, ""] * (base is note)]
+        predicts = _predicts_with(METHODS[method](task))
+        sections += [
+            f"Choices: {_choices(METHODS[method](task), rules)}.{f' Predicts with {predicts}.' * bool(predicts)}"
+        ]
+        own = [said for said in note.differences if base is note or said not in base.differences]
+        differences = [*own, *costs.lines(method, results / "methods")]
+        also = "" if len(own) == len(note.differences) else f", beside those of `{method.removesuffix('-edges')}`"
+        sections += ["", f"Differences{also}:", "", *(f"- {said}" for said in differences)] if differences else []
+    text = "\n".join(sections)
     lines = [
         f"# {TITLES[name]}",
         "",
-        "Of each method: what it is, its source, its choices where they are not the defaults (a link leads to the rule",
-        f"and its equations), and differences from the original. {costs.ABOUT}",
+        "Each method's source, its choices other than the defaults (links lead to rules and equations), and where it "
+        "differs from the original. It predicts with the shared network, or its cluster's, unless it says otherwise.",
+        *["**Our reading:** the original's full definition could not be found."] * ("**Our reading.**" in text),
+        *[costs.ABOUT] * ("- Cost, " in text),
         "[All methods](../methods.md). Written by `tools/make_docs.py` from the presets.",
     ]
-    task, sources = tasks.task(DEFAULT_TASK), dict[str, str]()
-    for method in (method for method in METHODS if _family(method) == name):
-        note = NOTES[method]
-        first = sources.setdefault(note.reference, method)
-        source = f"{note.reference}." if first == method else f"Source: as for [`{first}`](#{first})."
-        reading = " **Our reading:** the original's full definition could not be found." if note.interpretation else ""
-        lines += ["", f"## {method}", "", f"{note.summary}{reading}", "", source, ""]
-        lines += [f"Choices: {_choices(METHODS[method](task), rules)}. Predicts with {_model(METHODS[method](task))}."]
-        differences = [*note.differences, *costs.lines(method, results / "methods")]
-        lines += ["", "Differences:", "", *(f"- {difference}" for difference in differences)] if differences else []
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + text + "\n"
 
 
-def _model(method: Method) -> str:
-    """Return the parts with which a method predicts, and whose each is; those of an edge or a client are personal."""
+def _predicts_with(method: Method) -> str:
+    """Return the parts with which a method predicts, and whose each is; nothing for one of the cloud or a cluster."""
     scopes = {part: method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
+    if list(scopes.items()) in ([("global", "cloud")], [("cluster", "cluster")]):
+        return ""
     return " and ".join(
         f"`{part}` (of {'the' if scope == 'cloud' else 'each'} {scope})" for part, scope in scopes.items()
     )

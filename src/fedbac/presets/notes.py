@@ -28,9 +28,8 @@ class Note(NamedTuple):
     """Whether the definition is our reading, because the original's could not be found in full."""
 
 
-PER_EDGE = "The original has two tiers; here every edge selects among its own clients, and B is max(1, ⌊p·N_m⌋)."
+PER_EDGE = "Every edge selects B = max(1, ⌊p·N_m⌋) of its own clients; the original has two tiers."
 BY_DATA = "Edges weight clients by their data; the original takes the plain mean."
-ON_EDGES = "Members are edges, not clients; method.unit=client follows the original."
 FEDREP = (
     "Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning, "
     "2021"
@@ -44,19 +43,17 @@ FEDALA = (
     "2023"
 )
 DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
-EDGES_OWN = "The original personalizes clients. Here edges own the personal part and average it over their clients."
 DITTO_DIFFERENCES = (
-    "The shared network is trained as the task says, with momentum; the personal one by plain SGD, as in the original. "
-    "The task clips gradients of both, but not the pull.",
+    "Only the shared network has momentum, as in the original. Gradients of both are clipped, the pull is not.",
 )
 FEDROD_DIFFERENCES = (
-    "The personal head is trained before the body and the generic head, not in the same steps.",
-    "A class that a client lacks counts as a millionth of an example in the balanced softmax.",
+    "The personal head is trained first, not in the same steps as the rest.",
+    "In the balanced softmax a class that a client lacks counts as a millionth of an example.",
     "The personal head is linear and begins at zero.",
 )
 LAST_MIX = "It predicts with the mix of the last training; the original first learns a new one."
 APFL_DIFFERENCES = (
-    "α moves in every local step; in the authors' code in the first step of a round, with a small pull to 0.",
+    "α moves in every local step; in the authors' code only in the first of a round, with a small pull to 0.",
 )
 
 PAPER = (
@@ -67,12 +64,12 @@ PAPER_START = "On Fashion-MNIST all edges start in one cluster, elsewhere each i
 OURS = "this project"
 FED_CAM = "Ma, Zhou, Long, Jiang, Zhang: Structured Federated Learning through Clustered Additive Modeling, 2023"
 CAM_SUMMARY = (
-    "A shared network plus one of the cluster, trained jointly. Before every round each {} joins the cluster with "
+    "A shared network plus one of the cluster, trained jointly. Before every round each client joins the cluster with "
     "which the sum has the lowest loss."
 )
 CAM_DIFFERENCES = (
-    "The abstract says that clustering alternates with training, and that each network learns the residual of the "
-    "other. Steps, order, a warm-up and how the number of clusters is found are not in it.",
+    "The abstract says that clustering alternates with training, and that each network learns the other's residual; "
+    "not the steps, their order, a warm-up, or the number of clusters.",
 )
 PHE_FL = (
     "Lee, Tavallaie, Chen, Thilakarathna, Seneviratne, Nadjaran Toosi, Zomaya: Personalizing Federated Learning for "
@@ -88,8 +85,7 @@ FEDOPT = (
 )
 ALL_CLIENTS = "All clients train; the original selects some (method.selection.fraction)."
 TUNED = (
-    "The server's learning rate is the authors' for EMNIST. They tune it for every task, and so should you: "
-    "method.step.learning_rate."
+    "The server's learning rate is the authors' for EMNIST; tune method.step.learning_rate to your task, as they do."
 )
 HIERFAVG = "Liu, Zhang, Song, Letaief: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
 FEDGWC = (
@@ -119,20 +115,18 @@ FL_HC_SUMMARY = (
     "from the joint network."
 )
 FL_HC_DIFFERENCES = (
-    "The authors suggest n0 = 10, as here, and the Manhattan distance; here it is the Euclidean. They set the "
-    "threshold by hand; here the cut is at the largest relative gap in the heights of joins by Ward's linkage, into 2 "
-    "to M/2 clusters.",
-    "A member without an update in that round stays in the cluster that keeps most members, not in the nearest.",
+    "Distances are Euclidean, not Manhattan. The threshold is not set by hand: the cut is at the largest relative gap "
+    "in the heights of joins by Ward's linkage, into 2 to M/2 clusters.",
+    "A member without an update in that round stays in the largest part of its cluster, not the nearest.",
 )
 PFEDGRAPH = "Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
 PFEDGRAPH_SUMMARY = (
-    "Every member starts from a mix of all networks and keeps near its direction. Shares follow the amount of data, "
-    "with more for members whose networks have moved the same way since the start."
+    "Every member starts from a mix of all networks and keeps near its direction. Shares grow with the amount of data, "
+    "and with how alike networks have moved since the start."
 )
 PFEDGRAPH_DIFFERENCES = (
-    "The local loss has −0.01 times the cosine with the mix that was received, as the authors' approximation; their "
-    "other version scales networks to length 1 before it mixes them. (In the public code the sign is reversed; here it "
-    "is the paper's.)",
+    "The local loss has −0.01 times the cosine with the mix received, the authors' approximation; the "
+    "sign is the paper's, not the public code's.",
     "Cosines above 0.9 are not rounded up to 1, as in the public code.",
 )
 CHPFL = (
@@ -143,21 +137,17 @@ CHPFL_SUMMARY = (
     "Members are grouped by k-means++ on their updates. Every group trains from a blend of its own network and the "
     "mean of all, in shares that are learned."
 )
-GROUPS = (
-    "The original attaches the clients of a group to one edge; here an edge forwards one sum per group, which gives "
-    "the same averages."
-)
+GROUPS = "Clients of a group need not share an edge: an edge forwards one sum per group, which gives the same averages."
 CHPFL_DIFFERENCES = (
-    "Our reading: α follows the rule of APFL at the level of groups, by the direction of a round's update, divided by "
-    "its squared length.",
-    "Our reading: the cloud averages groups by their data.",
+    "α follows APFL's rule for groups, by the direction of a round's update over its squared length; the cloud "
+    "averages groups by their data.",
     "Updates are not projected to fewer dimensions: distances are exact.",
 )
 FEDBABU = "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
 FEDBABU_SUMMARY = (
-    "The body is trained under a fixed random head; in the last rounds every {} fine-tunes all layers for itself."
+    "The body is trained under a fixed random head; in the last rounds every client fine-tunes all layers for itself."
 )
-FINE_TUNING = "Fine-tuning takes the last 10 rounds of the same total."
+FINE_TUNING = "The last 10 rounds of the same total fine-tune."
 CFL_DIFFERENCES = (
     "Thresholds are in units of the first rounds' updates.",
     "Networks and the mean update are averaged by data; the public code takes plain means.",
@@ -174,7 +164,7 @@ NOTES: dict[str, Note] = {
         "Predictions are the sum of a network shared by all and one shared by the cluster (Eq. 2). A LinUCB "
         "bandit assigns edges to clusters (Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12).",
         "The reward of selection is measured on validation data, not on the test data that are reported.",
-        "The page of open questions lists what the paper leaves open, and what we chose.",
+        "What the paper leaves open, and what we chose: docs/open-questions.md.",
     ),
     "paper-text": _note(PAPER, f"Fed-BAC by the paper's text, including rewards on test data. {PAPER_START}"),
     "paper-figures": _note(PAPER, f"Fed-BAC by the paper's figures: edges move in every round. {PAPER_START}"),
@@ -190,7 +180,7 @@ NOTES: dict[str, Note] = {
     "fedbac-plus-2": _note(
         OURS,
         "The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
-        "Then, if that serves them better, each edge continues in its own cluster; clusters merge where they fit. "
+        "Then each edge may continue in a cluster of its own; clusters merge where they fit. "
         "Edges predict with a blend of their own model and the mean of all. "
         "All clients train, except those whose labels cannot be learned.",
     ),
@@ -210,8 +200,7 @@ NOTES: dict[str, Note] = {
         "Federated Learning, 2020",
         "Clients train by ∇F_i + c − c_i, where c_i is their own mean gradient when they trained last (option "
         "II), and c the mean of all c_i. This sends twice as much as FedAvg.",
-        "Means are weighted by data, not uniform over clients; c moves by the share of data, not of clients, that "
-        "took part.",
+        "Means, and the share of participants by which c moves, are weighted by data, not uniform over clients.",
         "Mean gradients are those of SGD with momentum, after clipping and with weight decay; c − c_i is not clipped.",
         "The server's step size is 1.",
     ),
@@ -226,14 +215,13 @@ NOTES: dict[str, Note] = {
         "Fang, Han, Chen, Wang, Brinton: Hierarchical Federated Learning with Multi-Timescale Gradient "
         "Correction, 2024",
         "Clients train by ∇F_i + z_i + y_j. After each of two edge averages a round z_i moves by the "
-        "difference between the mean gradient of the edge and the client's, and after the round y_j by that between "
-        "the mean gradient of all and the edge's. z_i is 0 at the start of a round, as in the authors' code.",
+        "edge's mean gradient less the client's, and after the round y_j by the mean of all less the edge's. z_i "
+        "starts each round at 0, as in the authors' code.",
         BY_DATA,
-        "Clients may take different numbers of steps: differences of networks are divided by how far SGD with "
-        "momentum moves in as many steps, before they are averaged.",
-        "A client that did not take part in the edge average before has z_i = 0; the original has all take part.",
-        "Clients get and send two corrections beside the network, so that edges only average; between edges and "
-        "cloud one is sent.",
+        "Clients may take different numbers of steps: their changes are divided by how far SGD with momentum "
+        "moves in as many.",
+        "A client absent from the edge average before has z_i = 0; in the original all take part.",
+        "Clients get and send two corrections beside the network, edges and cloud one.",
     ),
     "fedavgm": _note(
         "Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
@@ -280,16 +268,14 @@ NOTES: dict[str, Note] = {
     ),
     "ifca-edges": _note(
         IFCA,
-        "Before every round each edge joins the cluster whose network has the lowest loss on its data. "
-        "Networks start apart.",
-        ON_EDGES,
+        "IFCA on edges, not clients.",
         "Edges average their clients by data; edges count alike, as in the original.",
     ),
     "ifca-paper": _note(
-        f"{IFCA} As run in: {PAPER}",
+        f"{IFCA}. As run in: {PAPER}",
         "IFCA as the authors of Fed-BAC ran it: edges begin one cluster after another, all from the same "
-        "network, and move only every 20 rounds, and only for a loss below 95 % of the current one.",
-        "It is no fair IFCA: see ifca-edges.",
+        "network, and move only every 20 rounds, for a loss below 95 % of the current one.",
+        "No fair IFCA: see ifca-edges.",
     ),
     "cfl": _note(
         CFL,
@@ -299,35 +285,29 @@ NOTES: dict[str, Note] = {
     ),
     "cfl-edges": _note(
         CFL,
-        "CFL on edges: their averages are compared instead of clients' updates, which are larger.",
-        ON_EDGES,
+        "CFL on edges, not clients, by the averages of their clients' updates, which are smaller.",
         *CFL_DIFFERENCES,
     ),
-    "fedbabu": _note(FEDBABU, FEDBABU_SUMMARY.format("client"), FINE_TUNING),
-    "fedbabu-edges": _note(FEDBABU, FEDBABU_SUMMARY.format("edge"), ON_EDGES, FINE_TUNING),
+    "fedbabu": _note(FEDBABU, FEDBABU_SUMMARY, FINE_TUNING),
+    "fedbabu-edges": _note(FEDBABU, "FedBABU on edges, not clients.", FINE_TUNING),
     "ditto": _note(
         DITTO, "A shared network, and a personal one per client that is pulled towards it.", *DITTO_DIFFERENCES
     ),
     "ditto-edges": _note(
         DITTO,
-        "A shared network, and a personal one per edge that is pulled towards it.",
-        EDGES_OWN,
+        "Ditto on edges, which average the personal part over their clients.",
         *DITTO_DIFFERENCES,
     ),
     "fedper": _note(FEDPER, "One body for all, and a last layer per client."),
-    "fedper-edges": _note(FEDPER, "One body for all, and a last layer per edge.", EDGES_OWN),
+    "fedper-edges": _note(FEDPER, "FedPer on edges, which average the personal part over their clients."),
     "fedrep": _note(
         FEDREP,
         "Like FedPer, but the head is trained first and then the body.",
         NOT_AGAIN,
     ),
-    "fedrep-edges": _note(
-        FEDREP, "Like FedPer on edges, but the head is trained first and then the body.", EDGES_OWN, NOT_AGAIN
-    ),
+    "fedrep-edges": _note(FEDREP, "FedRep on edges, which average the personal part over their clients.", NOT_AGAIN),
     "apfl": _note(APFL, "Every client predicts with a mix of its own network and the shared one.", *APFL_DIFFERENCES),
-    "apfl-edges": _note(
-        APFL, "Every edge predicts with a mix of its own network and the shared one.", EDGES_OWN, *APFL_DIFFERENCES
-    ),
+    "apfl-edges": _note(APFL, "APFL on edges, which average the personal part over their clients.", *APFL_DIFFERENCES),
     "pfedme": _note(
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
         "A shared network, and a personal one per client: each is pulled towards the other.",
@@ -341,8 +321,7 @@ NOTES: dict[str, Note] = {
     ),
     "fedrod-edges": _note(
         FEDROD,
-        "One body under a generic head, trained with the balanced softmax, and a personal head per edge.",
-        EDGES_OWN,
+        "FedRoD on edges, which average the personal part over their clients.",
         *FEDROD_DIFFERENCES,
     ),
     "fedala": _note(
@@ -352,12 +331,11 @@ NOTES: dict[str, Note] = {
     ),
     "fedala-edges": _note(
         FEDALA,
-        "Every edge starts from a mix of its own network and the shared one, weight by weight in the last layer.",
-        EDGES_OWN,
+        "FedALA on edges, which average the personal part over their clients.",
         LAST_MIX,
     ),
-    "fed-cam": _note(FED_CAM, CAM_SUMMARY.format("client"), *CAM_DIFFERENCES, interpretation=True),
-    "fed-cam-edges": _note(FED_CAM, CAM_SUMMARY.format("edge"), ON_EDGES, *CAM_DIFFERENCES, interpretation=True),
+    "fed-cam": _note(FED_CAM, CAM_SUMMARY, *CAM_DIFFERENCES, interpretation=True),
+    "fed-cam-edges": _note(FED_CAM, "Fed-CAM on edges, not clients.", *CAM_DIFFERENCES, interpretation=True),
     "fed-cam-alternate": _note(
         FED_CAM,
         "Like fed-cam, but in turns: first the cluster's network learns what the shared one leaves, then the reverse.",
@@ -366,42 +344,36 @@ NOTES: dict[str, Note] = {
         interpretation=True,
     ),
     "fl-hc": _note(FL_HC, FL_HC_SUMMARY, *FL_HC_DIFFERENCES),
-    "fl-hc-edges": _note(FL_HC, f"{FL_HC_SUMMARY} Updates are those of edges.", ON_EDGES, *FL_HC_DIFFERENCES),
+    "fl-hc-edges": _note(FL_HC, "FL+HC on edges, not clients.", *FL_HC_DIFFERENCES),
     "fedgwc": _note(
         FEDGWC,
         FEDGWC_SUMMARY,
-        "Half of all clients are selected in a round; in the original a tenth of them in each cluster, for 10,000 "
-        "rounds. In fewer than about a hundred rounds W seldom comes to rest, and then nothing is split.",
+        "Half of all clients train in a round; in the original a tenth of each cluster, for 10,000 rounds. In fewer "
+        "than about a hundred rounds W seldom comes to rest, and nothing is split.",
         *FEDGWC_DIFFERENCES,
     ),
     "fedgwc-edges": _note(
         FEDGWC,
-        f"{FEDGWC_SUMMARY} Members are edges, which all report in every round.",
-        ON_EDGES,
-        "All members report in every round, so the weight of a round is fixed at 0.2 and the patience at 5 rounds, "
-        "instead of following from the share of clients that are sampled; epsilon is 1e-4, and γ 1 instead of 0.1. "
-        "Rows of W are then constant: what is left of the method is distance from the mean loss.",
-        "A cluster may split even if all its members hold data of the same kind (IID), because W is scaled by its "
-        "own range and small lasting differences of the losses look large.",
+        "FedGWC on edges, not clients, which all report in every round.",
+        "As nobody is sampled, a round's weight is fixed at 0.2 and the patience at 5 rounds; epsilon is 1e-4, and γ 1 "
+        "instead of 0.1. Rows of W are then constant: what is left is distance from the mean loss.",
+        "Even a cluster of IID members may split: W is scaled by its own range, so small lasting differences of losses "
+        "look large.",
         *FEDGWC_DIFFERENCES,
     ),
     "chpfl": _note(CHPFL, CHPFL_SUMMARY, GROUPS, *CHPFL_DIFFERENCES, interpretation=True),
-    "chpfl-edges": _note(
-        CHPFL, f"{CHPFL_SUMMARY} Members are edges.", ON_EDGES, *CHPFL_DIFFERENCES, interpretation=True
-    ),
+    "chpfl-edges": _note(CHPFL, "CHPFL on edges, not clients.", *CHPFL_DIFFERENCES, interpretation=True),
     "phe-fl": _note(
         PHE_FL,
         "Every edge blends its network with the mean of all other edges' networks, in proportion to the "
         "accuracy of both on validation data.",
         "Parameters are blended, as in the authors' code; see phe-fl-kd for distillation.",
-        "Validation data are held out from training data; the authors' code takes them from the test data "
-        "(method.sharing.split=test).",
+        "Validation data come from training data, in the authors' code from test data (method.sharing.split=test).",
     ),
     "phe-fl-kd": _note(
         PHE_FL,
         "PHE-FL as others describe it: the mean of all other edges' networks teaches an edge's clients.",
-        "Our reading: clients distill while they train, with λ = 0.5 and temperature 3; the authors' code blends "
-        "parameters.",
+        "Clients distill while they train, with λ = 0.5 and temperature 3; the authors' code blends parameters.",
         interpretation=True,
     ),
     "cflhkd": _note(
@@ -409,19 +381,17 @@ NOTES: dict[str, Note] = {
         "distillation, 2025",
         "Members with similar updates form clusters. They learn from the mean of all networks and from the two "
         "most similar clusters, and networks are drawn towards their mean every five rounds.",
-        "The whole is our reading of the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds "
+        "By the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds "
         "and then every 20; λ = 0.3 after 10 rounds, temperature 3, and ρ = 0.1.",
-        "Teachers are measured on members' training data after the previous round, so they travel twice: to be "
-        "measured and to teach.",
+        "Teachers travel twice: to be measured on members' training data after the previous round, and to teach.",
         interpretation=True,
     ),
     "fed-csad": _note(
         "Lu et al.: Fed-CSAD, 2026 (known only from Table I of the Fed-BAC paper)",
         "A contextual bandit selects clients. The mean of all edges' networks teaches every edge, with more "
         "weight the better it is.",
-        "The whole is our reading: neither paper nor code was found, only a row of the Fed-BAC paper's Table I.",
-        "The context of a client is its loss, data, rounds since it was selected and speed; it leaves out the "
-        "entropy of its labels.",
+        "Neither paper nor code was found, only a row of the Fed-BAC paper's Table I.",
+        "A client's context is its loss, data, rounds since it was selected and speed, without the entropy of labels.",
         "λ = 0.5·σ(10·(acc(mean) − acc(own))) on validation data, temperature 3.",
         interpretation=True,
     ),
@@ -435,14 +405,14 @@ NOTES: dict[str, Note] = {
         "Fine-tuning takes the last 10 rounds of the same total, by the same training.",
     ),
     "pfedgraph": _note(PFEDGRAPH, PFEDGRAPH_SUMMARY, *PFEDGRAPH_DIFFERENCES),
-    "pfedgraph-edges": _note(PFEDGRAPH, f"{PFEDGRAPH_SUMMARY} Members are edges.", ON_EDGES, *PFEDGRAPH_DIFFERENCES),
+    "pfedgraph-edges": _note(PFEDGRAPH, "pFedGraph on edges, not clients.", *PFEDGRAPH_DIFFERENCES),
     "power-of-choice": _note(
         "Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
         "Draw d candidates in proportion to n_i, measure the received model on their data, and take the B with "
         "the largest loss. With variant=last it is rpow-d, which uses the loss of the last training instead.",
         PER_EDGE,
         BY_DATA,
-        "With p = 0.8 the rule can turn down at most a fifth of the clients; a smaller p shows more of it.",
+        "With p = 0.8 the rule turns down at most a fifth of the clients; a smaller p shows more of it.",
         "The variant cpow-d, which measures on one batch, is left out.",
     ),
     "ucb-cs": _note(
@@ -450,29 +420,26 @@ NOTES: dict[str, Note] = {
         "Federated Learning, 2020",
         "A_i = (n_i / n)(L_i / N_i + √(2 σ² ln T / N_i)) with sums discounted by γ = 0.7; the B largest train.",
         PER_EDGE,
-        "ln T counts as 0 while the discounted number of rounds T is below 1.",
-        "A client that is selected and returns no update counts as if it had reported its mean loss.",
+        "ln T is 0 while the discounted number of rounds T is below 1.",
+        "A selected client that returns no update counts as reporting its mean loss.",
     ),
     "oort": _note(
         "Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant Selection, 2021",
         "U_i = n_i √(mean ℓ²), from 0 to 1, plus √(0.1 ln t / last round), times (T_pref / t_i)^2 for clients "
-        "slower than T_pref; exploited clients are drawn by this score, the share ε of B explores. The pacer raises "
-        "T_pref where the utility is flat. Constants are those of the public code.",
+        "slower than T_pref. A share ε of B explores, the others are drawn by this score. The pacer raises T_pref "
+        "where the utility is flat. Constants are the public code's.",
         PER_EDGE,
-        "More clients than needed are selected only where task.world.over_selection says so; the original takes "
-        "1.1 times as many.",
-        "The first round, where the public code fails, only explores. ε is 0 as soon as no client is new, a round "
-        "earlier than in the public code.",
-        "The pacer sums the utility of all selected clients that had been selected before, including those that "
-        "only filled the budget.",
-        "A client that was selected and never returned an update counts as the mean of the others, not as new.",
+        "Only task.world.over_selection selects more clients than needed; the original takes 1.1 times as many.",
+        "The first round, where the public code fails, only explores. ε is 0 once no client is new, a round earlier.",
+        "The pacer sums the utility of all selected clients that are not new, also of those that filled the budget.",
+        "A client that was selected and never returned an update counts as the mean of the others.",
     ),
     "cs-ucb": _note(
         "Xia, Quek, Guo, Wen, Yang, Zhu: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, 2020",
         "The reward of a client is 1 − min(τ, τ_max) / τ_max for the τ seconds it took; the B largest of "
         "ȳ_i + √((B + 1) ln t / z_i) train. With fairness above 0 it is CS-UCB-Q, with a queue of owed rounds.",
         PER_EDGE,
-        "τ_max, unless it is set, is the time that the slowest client of the edge is expected to take.",
+        "Unless set, τ_max is the time expected of the edge's slowest client.",
         "A client that drops out has the reward 0.",
         "With B close to N_m the bonus outweighs the rewards, and clients take turns.",
     ),
@@ -481,17 +448,17 @@ NOTES: dict[str, Note] = {
         "The context of a client, its downlink and its speed, lies in one of h² cells. Clients that were "
         "selected at most K(t) times in their cell come first, then those whose updates arrived most often.",
         "Every client costs 1 and belongs to one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",
-        "Devices and links do not change during a run, so a client stays in its cell.",
-        "The original leaves h and K(t) to its analysis; here h = 3 and K(t) = 0.1 t^(2/5) ln t, a tenth of the "
-        "usual choice, because otherwise a run of 200 rounds would only explore.",
-        "Edges and the cloud weight by data; the original takes plain means.",
+        "Devices and links are constant, so a client stays in its cell.",
+        "The original leaves h and K(t) to its analysis; here h = 3 and K(t) = 0.1 t^(2/5) ln t: ten times that would "
+        "only explore in 200 rounds.",
+        "Edges and the cloud average by data; the original takes plain means.",
     ),
     "trindade": _note(
         "Trindade, da Fonseca: Client Selection in Hierarchical Federated Learning, 2024",
         "The B clients with the best score train: score_i = Σ_f ω_f · feature_f(i), for speed, link, data, a "
         "low training loss and updates that counted, each scaled to 0 to 1 within the edge, with equal weights.",
-        "The original's score could not be found; this one follows what others say about it.",
-        "Energy is left out: the simulated devices have none.",
+        "The score follows what others say about it.",
+        "Energy is left out: simulated devices have none.",
         interpretation=True,
     ),
 }

@@ -112,12 +112,10 @@ def _aggregation(method: Method) -> str:
 
 
 DEVIATIONS = {
-    "architecture": "A name that ends in `-edges` is a method of clients on edges, so that it can be compared with "
-    "methods that serve edges. Methods of two tiers that select or personalize clients run in three, with a selection "
-    "at every edge.",
-    "chpfl": "`chpfl` and `phe-fl` count as adaptive here, and as blends: what they share follows from what they "
-    "measure. The paper calls the first full sharing and the second distillation; the authors' code of PHE-FL blends "
-    "(`phe-fl-kd` is the reading by distillation).",
-    "cfl": "`cfl` and `fedgwc` count as adaptive: they remember what they saw of updates and losses.",
+    "architecture": "`-edges` marks a method of clients that serves edges here, to be comparable with those that do. "
+    "Methods of two tiers that select or personalize clients run in three, selecting at every edge.",
+    "chpfl": "`chpfl` and `phe-fl` count as adaptive blends: what they share follows from what they measure. The paper "
+    "calls the first full sharing, the second distillation (`phe-fl-kd`); the authors' code of PHE-FL blends.",
+    "cfl": "`cfl` and `fedgwc` count as adaptive: they remember updates and losses.",
 }
 """Where the rows differ from those of the paper, and why; by the first method that a sentence is about."""
