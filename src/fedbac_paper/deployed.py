@@ -57,16 +57,15 @@ def soak(results: Path) -> str:
         [
             "",
             f"Sites were killed {kills} times; still, every run finished and no completed round was lost. "
-            "`python benchmarks/soak.py --only federation` sent `kill -9` at random moments to sites of 2 edges and 4 "
-            f"clients, on {found['machine']}. In the first column a round counts only with all edges and clients "
-            "(`min_edges`, `min_clients`). Only cloud and edges were killed, and all numbers equalled the simulator's. "
-            "In the second column one client is enough, and any site could be killed.",
+            "`python benchmarks/soak.py --only federation` sent `kill -9` at random moments to 2 edges and 4 "
+            f"clients, on {found['machine']}. In the first column only cloud and edges were killed, rounds needed "
+            "everybody, and all numbers equalled the simulator's. In the second, any site was killed, and one client "
+            "was enough.",
             "",
             table(["", *phases], [[title, *(cell(phase) for phase in phases.values())] for title, cell in rows]),
             "",
-            "Seconds are the median (and the maximum) from the restart to the end of the first round with the site, on "
-            "a busy machine. Cloud and edges restarted with everything imported; a client had to start its training "
-            "process.",
+            "Seconds are the median (maximum) from the restart to the end of the first round with the site. Only "
+            "clients had a training process to start.",
             "",
         ]
     )
@@ -112,15 +111,14 @@ def bench(results: Path) -> str:
         [
             "",
             f"`benchmarks/deploy.py` ran `{found['method']}` with {found['edges']} edges of {found['clients']} clients "
-            f"each on {found['machine']}. Round 1 ended {found['cold_start']:.0f} s after the start; the median round "
+            f"each on {found['machine']}. Round 1 ended after {found['cold_start']:.0f} s; the median round "
             f"then took {found['median_round']:.2f} s. For training, links carried at most {excess:.1f} % more than "
-            "the ledger counts (`bytes` in the record). The difference is message headers:",
+            "the ledger counts (`bytes` in the record), for headers:",
             "",
             table(["links to", "bytes in the ledger", "bytes carried", "messages sent twice", "ratio"], carried),
             "",
-            "A message is sent twice if the site did not know the run, as after a restart. The ratio leaves out the "
-            "second copy. This is the memory of the largest site of each kind, in MiB; a client at work includes its "
-            "training process:",
+            "Messages are sent twice to a site that does not know the run, as after a restart; the ratio leaves out "
+            "the second copy. MiB of the largest site of each kind, at work with the training process:",
             "",
             table(["", "RSS", "PSS"], memory),
             "",
