@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[])
     options = parser.parse_args()
     if not set(options.seeds) <= set(range(12)):
-        raise SystemExit("--seeds: 0 to 11 only; see docs/decisions/0017-seeds.md")
+        raise SystemExit("--seeds: 0 to 11 only; see docs/decisions/0018-protocol.md")
     {"run": run, "table": table, "cost": cost}[options.what](options)
 
 

@@ -1,7 +1,7 @@
 """Write the pages that come from the code and from results/, or with --check say whether they are current.
 
-docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/claims.md, docs/reproduce/, and the
-marked blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/gpu.md,
+docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/reproduce/, and the marked
+blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/gpu.md,
 docs/million.md, docs/plus.md, docs/privacy.md, docs/methods/against-fluke.md and docs/first-run.md.
 
 python tools/make_docs.py [--check]
@@ -366,21 +366,6 @@ def block(path: Path, *texts: str) -> str:
     return done + rest
 
 
-def claims() -> str:
-    """Return the page of the main claims."""
-    return f"""# The claims in short
-
-The main claims of the paper and of this project, and how Fed-BAC does in three
-[readings](reproduce/how.md#readings). The last column links to the evidence. Written by `tools/make_docs.py`.
-
-A claim about several settings holds only if it holds in each; “4 of 6” counts those. It can stay **not clear** although
-some settings refute it: refuting the whole claim takes a stricter test, corrected for their number. "Not worse" means
-that a loss of one point can be excluded.
-
-{overview.main_claims(RESULTS, "reproduce")}
-"""
-
-
 def books() -> dict[str, tuple[str, dict[str, bytes]]]:
     """Return the notebooks as pages, with their pictures."""
     return {
@@ -413,13 +398,13 @@ def texts() -> dict[Path, str]:
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
         DOCS / "kernels.md": block(DOCS / "kernels.md", performance.kernels(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
-        DOCS / "plus.md": block(DOCS / "plus.md", confirmed.table(ROOT / confirmed.KEPT)),
-        DOCS / "rivals.md": block(
-            DOCS / "rivals.md",
+        DOCS / "plus.md": block(
+            DOCS / "plus.md",
+            confirmed.table(ROOT / confirmed.KEPT),
             rivals.headline(shown),
-            rivals.best_points(shown),
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),
+        DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),
         DOCS / "liars.md": block(DOCS / "liars.md", liars.tables(RESULTS / "liars" / "cifar10.jsonl")),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),
         DOCS / "secret-sums.md": block(
@@ -428,7 +413,6 @@ def texts() -> dict[Path, str]:
         DOCS / "leaderboard.md": block(DOCS / "leaderboard.md", leaderboard.table(RESULTS / "benchmark")),
         DOCS / "natural.md": block(DOCS / "natural.md", leaderboard.cards(RESULTS / "benchmark")),
         DOCS / "deploy-operations.md": deployed.filled(DOCS / "deploy-operations.md", RESULTS / "deploy"),
-        DOCS / "claims.md": claims(),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),
         **{DOCS / f"{name}.md": api(name) for name in API},

@@ -28,14 +28,13 @@ READ_AS = """Fed-BAC is run in three readings, which differ in four choices:
 | edges choose clusters every (C.21) | round | 20 rounds | 20 rounds |
 | clusters at the start on Fashion-MNIST (C.28) | one for all | one for all | one per edge |
 | the round after a move counts for Thompson sampling (C.30) | yes | yes | no |"""
-RATIOS = """Ratios are geometric means over seeds, and ×/÷ is the geometric standard deviation. A run that never reaches
-its target counts with its whole length, so the ratio is a bound. “>”: it is larger, because HierFAVG misses the target
-in some seed. “<”: it is smaller, because the method does. “~”: both do. “–” or an empty cell: nobody reaches it."""
-ABOUT = {"settings": "settings", "readings": "readings of Fed-BAC", "svhn": "how SVHN was read"}
+RATIOS = """Ratios are geometric means over seeds, ×/÷ their geometric standard deviation. A run that never reaches its
+target counts with its whole length, so the ratio is a bound: “>” if HierFAVG misses the target in some seed, “<” if the
+method does, “~” if both do; “–” or an empty cell if nobody reaches it."""
 OPEN = "Settings that the paper leaves open, the same for all methods"
 AGAIN = """`fedbac reproduce NAME --results results --pages docs/reproduce` runs what is missing of an artefact and
-writes its page; with `--seeds` for more than three seeds, and with `--render-only` for the page alone. Beside each page
-are two files for a spreadsheet: all its numbers, and the evidence for each part of its claims."""
+writes its page (`--seeds` for more than three, `--render-only` for the page alone), with two files beside it: all
+numbers, with spreads and seeds, and the evidence for each part of its claims."""
 
 
 def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> list[Path]:
@@ -103,13 +102,12 @@ def files(results: Results) -> dict[str, str]:
         written[evidence] = comma_separated([["claim", "verdict", "evidence"], *evidence_of(claims)])
         parts += [
             "## Verdicts" + (f" ({results.kind.lower()})" if results.changes else ""),
-            f"{tally(claims).capitalize()}. [The evidence for each part]({evidence}), "
-            f"[how verdicts are reached]({HOW}).",
+            f"{tally(claims).capitalize()}. [Evidence for each part]({evidence}), [rules and readings]({HOW}).",
             verdict_table(claims),
         ]
     drawn = artefact.figure is not None and results.findings
     parts += ["## Numbers", *([f"![{artefact.title}]({name}.svg)"] if drawn else []), *body.shown]
-    parts += [f"[All numbers, with spreads and seeds]({name}.csv).", "## How it was run", _origin(artefact, results)]
+    parts += [f"[All numbers]({name}.csv).", "## How it was run", _origin(artefact, results)]
     return {f"{name}.md": "\n\n".join(parts) + "\n", **written}
 
 
@@ -199,8 +197,4 @@ def _origin(artefact: Artefact, results: Results) -> str:
     usual = {cell.dataset: CALIBRATED[cell.dataset] for cell in artefact.cells if cell.calibrated}
     chosen = {data: results.settings.get(data, ()) for data in usual}
     told += [f"{OPEN}: {_chosen(chosen)}."] if results.settings and chosen != usual else []
-    links = {"settings": bool(usual)}
-    links["readings"] = bool(set(READINGS) & set(artefact.variants))
-    links["svhn"] = any(task.startswith("svhn") for task in artefact.tasks)
-    also = ", ".join(f"[{ABOUT[name]}]({HOW}#{name})" for name, there in links.items() if there)
-    return "\n".join([*told, f"See also: {also}."] if also else told)
+    return "\n".join(told)

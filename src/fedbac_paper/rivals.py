@@ -74,15 +74,13 @@ def headline(found: Runs) -> str:
     return "\n" + "\n".join(filter(None, told)) + "\n\n"
 
 
-def best_points(found: Runs) -> str:
-    """Return a table of all methods and controls: mean over edges / worst edge, in percent."""
+def best_points(found: Runs) -> list[list[str]]:
+    """Return all methods and controls, a row each: mean over edges / worst edge, in percent."""
     methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))
-    best = {
-        setting: max((row["accuracy"] for (_, other), row in found.items() if other == setting), default=None)
-        for setting in LABELS
-    }
-    rows = [[method, *(_cell(found.get((method, setting)), best[setting]) for setting in LABELS)] for method in methods]
-    return f"\n{table(HEADER, rows)}\n\n"
+    rows = [
+        [method.replace("`", ""), *(_cell(found.get((method, setting))) for setting in LABELS)] for method in methods
+    ]
+    return [["", *(SETTINGS[setting] for setting in LABELS)], *rows]
 
 
 def cost(*files: Path, seed: int = 0) -> str:
@@ -119,8 +117,5 @@ def _average(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _cell(row: Mapping[str, Any] | None, best: float | None) -> str:
-    if row is None:
-        return NOT_RUN
-    mean = f"{100 * row['accuracy']:.1f}"
-    return f"{f'**{mean}**' if row['accuracy'] == best else mean} / {100 * row['edge_min']:.1f}"
+def _cell(row: Mapping[str, Any] | None) -> str:
+    return NOT_RUN if row is None else f"{100 * row['accuracy']:.1f} / {100 * row['edge_min']:.1f}"

@@ -19,7 +19,7 @@ from fedbac_paper.tasks import task_name
 from fedbac_paper.verdicts import Bound, geometric
 
 NONE = "–"
-ACCURACY = "Distributed accuracy in percent: the mean over seeds of the mean over the last ten rounds."
+ACCURACY = "Distributed accuracy in percent, mean over seeds and the last ten rounds."
 SPREADS = ["std over seeds", "std over the last ten rounds"]
 ACCURACY_HEADER = ["setting", "method", "paper", "paper's ±", "ours", *SPREADS, "difference", "moves", "seeds"]
 """Moves: how often an edge was assigned to another cluster."""
@@ -126,7 +126,18 @@ def side_by_side(rows: Sequence[Sequence[str]], column: str, paper: str | None =
         cells[row[0], row[1]] = numbers[column] if theirs == NONE else f"{numbers[column]} ({theirs})"
     settings, methods = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     shown = [[method, *(cells.get((setting, method), NONE) for setting in settings)] for method in methods]
-    return table([title if paper is None else f"{title}, ours (paper)", *settings], shown)
+    return table([title if paper is None else f"{title}, ours (paper)", *_heads(settings)], shown)
+
+
+def _heads(settings: Sequence[str]) -> list[str]:
+    """Return the heads of columns: of a setting that differs from the one before by α alone, only its α."""
+    data = [
+        name if re.fullmatch(r"[\d.]+", rest) else "" for name, _, rest in (one.partition(", α = ") for one in settings)
+    ]
+    return [
+        one.partition(" = ")[2] if before == name != "" else one
+        for before, name, one in zip(["", *data], data, settings, strict=False)
+    ]
 
 
 def accuracies(artefact: Artefact, results: Results) -> Body:
@@ -148,7 +159,7 @@ def _uneven(artefact: Artefact, results: Results) -> str:
     for task in artefact.tasks:
         seeds = {frozenset(results.of(task, variant)) for variant in artefact.variants_on(task)} - {frozenset()}
         if len(seeds) > 1:
-            return " Rows with other seeds have other data: compare them by the verdicts, seed by seed."
+            return " Rows with other seeds have other data: compare them by the verdicts."
     return ""
 
 
@@ -166,5 +177,5 @@ def small_task(artefact: Artefact, results: Results) -> Body:
         seeds = [each([found.moves for found in runs]), moves, each([found.active_clusters for found in runs])]
         worst = mean([found.edge_min for found in runs])
         rows.append([task_name(task), variant, *numbers, worst, amount, *seeds, str(len(runs))])
-    about = f"{task_name(task)}. Accuracies in percent over the last ten rounds and gigabytes are means over seeds."
+    about = f"{task_name(task)}. Means over seeds; accuracies in percent over the last ten rounds."
     return Body([about, table(rows[0][1:7], [row[1:7] for row in rows[1:]])], rows)

@@ -4,8 +4,6 @@ import re
 
 from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.claims import Claim
-from fedbac_paper.overview import MAIN_CLAIMS, MAIN_CLAIMS_OF_READINGS
-from fedbac_paper.paper import READINGS
 from fedbac_paper.results import Results
 from tests.reproduce import invented
 
@@ -33,15 +31,6 @@ def test_what_was_run_changes_verdicts_only() -> None:
     for name, claims in CLAIMS.items():
         said = [(claim.id, claim.text) for claim in claims]
         assert [(claim.id, claim.text) for claim in claims_of(invented.results(name))] == said
-
-
-def test_every_main_claim_is_there() -> None:
-    assert set(MAIN_CLAIMS) <= set(BY_ID)
-    for stem in MAIN_CLAIMS_OF_READINGS:
-        claims = [BY_ID[f"{stem}-{reading}"] for reading in READINGS]
-        assert [claim.subject for claim in claims] == list(READINGS)
-        (sentence,) = {claim.sentence for claim in claims}
-        assert "{}" in sentence
 
 
 def test_a_text_names_its_subject_and_nothing_is_left_to_fill_in() -> None:

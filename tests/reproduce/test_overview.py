@@ -1,34 +1,12 @@
-"""All pages in short: their list, the main claims, and the main table."""
+"""All pages in short: their list, and the main table."""
 
 from pathlib import Path
 
 from fedbac_paper.artefacts import ARTEFACTS
-from fedbac_paper.artefacts.beyond import MATCHES_THE_BEST_HELD_OUT
-from fedbac_paper.claims import by_id
-from fedbac_paper.overview import MAIN_CLAIMS, MAIN_CLAIMS_OF_READINGS, index, main_claims, main_table
+from fedbac_paper.overview import index, main_table
 from fedbac_paper.pages import progress, tally
-from fedbac_paper.paper import READINGS
 from fedbac_paper.results import write_results
 from tests.reproduce import invented
-
-
-def test_the_claims_in_short_are_those_of_the_pages(tmp_path: Path) -> None:
-    """Every main claim has its line; without a file there is a dash."""
-    for name in ARTEFACTS:
-        if name != "noisy":
-            write_results(invented.results(name), tmp_path)
-    text = main_claims(tmp_path, "reproduce")
-    lines = text.splitlines()
-    assert len(lines) == len(MAIN_CLAIMS_OF_READINGS) + len(MAIN_CLAIMS) + 5
-    judged = by_id(ARTEFACTS["table-2"].claims(invented.results("table-2")))
-    text_of_claim = judged["table-2-above-ifca-fed-bac"].sentence.format("Fed-BAC")
-    (line,) = (line for line in lines if line.startswith(f"| {text_of_claim} |"))
-    words = [cell.split("**")[1] for cell in line.split(" | ")[1:4]]
-    assert words == [judged[f"table-2-above-ifca-{reading}"].verdict.word for reading in READINGS]
-    assert "| – | [noisy](reproduce/noisy.md) |" in text
-    held_out = by_id(ARTEFACTS["beyond"].claims(invented.results("beyond")))[MATCHES_THE_BEST_HELD_OUT]
-    few = f"| {held_out.text} | **not run** | [beyond](reproduce/beyond.md) |"
-    assert few in lines, "no count of parts where there is nothing to judge by"
 
 
 def test_the_index_and_the_short_table(tmp_path: Path) -> None:
