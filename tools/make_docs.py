@@ -180,15 +180,24 @@ def settings_index() -> str:
 
 
 def settings(name: str) -> str:
-    """Return a page of settings."""
+    """Return a page of settings; what several kinds share is told once."""
     about, groups = PAGES[name]
     lines = [
         f"# Settings: {about}",
         "",
         "[All settings](../settings.md), [questions (C.n)](../open-questions.md). Written by `tools/make_docs.py`.",
     ]
+    told: dict[str, str] = {}
     for path, cls in groups:
-        lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or ""), *_fields(cls)]
+        fields = _fields(cls)
+        again: dict[str, list[str]] = {}
+        for line in fields:
+            if line in told:
+                again.setdefault(told[line], []).append(line[2:].partition(":")[0] + "`")
+        new = [line for line in fields if line not in told]
+        new += [f"- {', '.join(names)} – as of {kind}." for kind, names in again.items()]
+        told |= {line: path.partition(", kind ")[2] or f"`{path}`" for line in new if line.startswith("- `")}
+        lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or ""), *new]
     return "\n".join(lines) + "\n"
 
 
@@ -215,6 +224,8 @@ def _fields(cls: type[BaseModel], prefix: str = "") -> list[str]:
         meaning = " ".join((field.description or meanings.get(name, "")).split())
         value = field.get_default(call_default_factory=True)
         allowed = _allowed(schema["properties"].get(name, {}), type(value) not in (bool, int, float))
+        if value is None:
+            allowed = allowed.removesuffix(" or `null`")
         lines.append(f"- {_default(prefix + name, value)}{f' ({allowed})' if allowed else ''} – {meaning}")
     return lines
 
@@ -256,7 +267,10 @@ def _allowed(schema: dict[str, Any], named: bool = True) -> str:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     signs = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
     limits = {sign: schema[key] for key, sign in signs.items() if abs(schema.get(key, math.inf)) < LARGE}
-    bounds = ", ".join(f"{sign}{limit:g}" for sign, limit in limits.items())
+    if {"≥ ", "≤ "} <= limits.keys():
+        bounds = f"{limits['≥ ']:g} to {limits['≤ ']:g}"
+    else:
+        bounds = ", ".join(f"{sign}{limit:g}" for sign, limit in limits.items())
     kind = schema.get("type", "")
     return f"{TYPES.get(kind, '') if named or kind not in SHOWN else ''} {bounds}".strip()
 

@@ -21,16 +21,16 @@ __all__ = [
 
 
 class Mean(Settings):
-    """Eqs. 1, 5 and 6: Σ_i (n_i / n) Δ_i. Children are added up as they come, so that none of them is held."""
+    """Eqs. 1, 5 and 6: Σ_i (n_i / n) Δ_i."""
 
     kind: Literal["mean"] = "mean"
     needs: ClassVar[Literal["sum", "all"]] = "sum"
     secret: bool = False
-    """Whether an edge sees no more of its clients than their sum, by a protocol of masks."""
+    """Whether an edge sees no more of its clients than sums."""
     threshold: Annotated[int, Field(ge=2, le=129)] = 3
     """With ``secret``: the fewest clients whose sum may be seen."""
     bound: Annotated[float, Field(gt=0, le=1000)] = 8.0
-    """With ``secret``: the largest change of a weight in one training; more is cut. Sums need a bound."""
+    """With ``secret``: the largest change of a weight in one training; more is cut."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return the weighted mean."""
@@ -48,7 +48,7 @@ Faulty = Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | Annotated[float, Field(ge
 
 class NearestNeighbours(Settings):
     """Nearest-neighbour mixing (Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, 2023): every change becomes the
-    mean of the n − f that are nearest to it, itself among them. Then honest children of unlike data are more alike."""
+    mean of the n − f that are nearest to it, itself among them. So honest children of unlike data become more alike."""
 
     kind: Literal["nnm"] = "nnm"
     faulty: Faulty = 0.2
@@ -65,11 +65,11 @@ class NearestNeighbours(Settings):
 
 class Bucketing(Settings):
     """The means of buckets of a few changes each, drawn at random (Karimireddy, He, Jaggi, 2022). The draw follows from
-    the bits of all changes: it needs no seed, and is the same in whatever order children come."""
+    the bits of all changes, so it needs no seed."""
 
     kind: Literal["bucketing"] = "bucketing"
     size: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = 2
-    """Changes in a bucket; the last may have fewer. As many buckets may lie as children."""
+    """Changes in a bucket; the last may have fewer."""
 
     def mix(self, change_CD: Tensor) -> Tensor:
         """Return a change for each bucket."""
@@ -98,7 +98,7 @@ class Robust(Settings, ABC):
     kind: str
     needs: ClassVar[Literal["sum", "all"]] = "all"
     before: Annotated[NearestNeighbours | Bucketing, Field(discriminator="kind"), BareKind] | None = None
-    """What is made of the changes before the rule: nearest-neighbour mixing (``nnm``), ``bucketing``, or nothing."""
+    """What comes before the rule: nearest-neighbour mixing (``nnm``), ``bucketing``, or nothing."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return one change for all, whatever examples they claim."""
@@ -123,7 +123,7 @@ class Robust(Settings, ABC):
 class Median(Robust):
     """Every weight's median (Yin, Chen, Ramchandran, Bartlett, 2018); of an even number the mean of the middle two.
 
-    It holds while fewer than half of the children lie. Of two children it is their mean.
+    It holds while fewer than half lie. Of two children it is their mean.
     """
 
     kind: Literal["median"] = "median"
@@ -151,15 +151,15 @@ class TrimmedMean(Robust):
 class Krum(Robust):
     """The child that is nearest to the others (Blanchard, El Mhamdi, Guerraoui, Stainer, 2017).
 
-    The score of a child is the sum of its squared distances to the n − f − 1 others that are nearest to it; the paper
-    counts one fewer. The smallest score wins, of equal ones the first. Of two children it is their mean.
+    A child's score is the sum of its squared distances to the n − f − 1 nearest others (the paper: one fewer); the
+    smallest wins. Of two children it is their mean.
     """
 
     kind: Literal["krum"] = "krum"
     faulty: Faulty = 0.2
     """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
     multi: bool = False
-    """Multi-Krum: the mean of the n − f children with the smallest scores, instead of the best one."""
+    """Multi-Krum: the mean of the n − f best children."""
 
     def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
         """Return the best child, or the mean of the best."""
@@ -171,8 +171,8 @@ class Krum(Robust):
 
 
 class MinimumDiameter(Robust):
-    """Minimum-diameter averaging (El Mhamdi, Guerraoui, Rouault, 2018): the mean of the n − f children of which the two
-    that are furthest apart are nearest. All subsets are tried, so that it is for few children."""
+    """Minimum-diameter averaging (El Mhamdi, Guerraoui, Rouault, 2018): the mean of the n − f children whose furthest
+    two are nearest. All subsets are tried, so it is for few children."""
 
     kind: Literal["minimum_diameter"] = "minimum_diameter"
     faulty: Faulty = 0.2
@@ -195,14 +195,13 @@ class MinimumDiameter(Robust):
 class GeometricMedian(Robust):
     """The point whose sum of distances to all children is smallest.
 
-    Found by the smoothed Weiszfeld algorithm (Pillutla, Kakade, Harchaoui, 2022): z ← Σ_i β_i Δ_i / Σ_i β_i with
-    β_i = 1 / max(ν, ‖Δ_i − z‖), from z = 0, where the children started. It holds while fewer than half of the children
-    lie. Of two children it is a point between them.
+    Found by the smoothed Weiszfeld algorithm (Pillutla, Kakade, Harchaoui, 2022): z ← Σ_i β_i Δ_i / Σ_i β_i with β_i =
+    1 / max(ν, ‖Δ_i − z‖), from z = 0. It holds while fewer than half lie. Of two children it is a point between them.
     """
 
     kind: Literal["geometric_median"] = "geometric_median"
     smoothing: Positive = 1e-6
-    """ν: a child that is nearer than this counts as if it were as far."""
+    """ν: the least distance that counts."""
     iterations: Annotated[int, Field(gt=0, le=1000)] = 3
     """How often z moves; the authors find 3 enough."""
 
@@ -216,12 +215,12 @@ class GeometricMedian(Robust):
 
 
 class CentredClipping(Robust):
-    """The mean of changes that are cut to a length (Karimireddy, He, Jaggi, 2021): v ← v + 1/n Σ_i (Δ_i − v) min(1,
-    τ / ‖Δ_i − v‖), from v = 0, the last model. A fixed τ holds against any number of liars, but only so far."""
+    """The mean of changes that are cut to a length (Karimireddy, He, Jaggi, 2021): v ← v + 1/n Σ_i (Δ_i − v) min(1, τ /
+    ‖Δ_i − v‖), from v = 0, the last model. A fixed τ bounds any number of liars."""
 
     kind: Literal["centred_clipping"] = "centred_clipping"
     radius: Positive | None = None
-    """τ; when not given the median of the children's distances to v, which holds while fewer than half lie."""
+    """τ; by default the median of the children's distances to v, which holds while fewer than half lie."""
     iterations: Annotated[int, Field(gt=0, le=1000)] = 3
     """How often v moves."""
 

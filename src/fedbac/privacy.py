@@ -27,30 +27,28 @@ FAR = 200.0
 class Privacy(Settings):
     """A promise of (ε, δ)-differential privacy for the training and validation data of a whole run.
 
-    Two federations are neighbours if one client (``client``), or one example of a client (``example``), contributes
-    nothing in one of them; who takes part, and how many examples everybody holds, is known in both.
+    Neighbours differ in one client (``client``), or example (``example``), that contributes nothing; members and their
+    numbers of examples are known.
     """
 
     guarantee: Guarantee = "client"
     """Whom it protects: a client with all its data, or a single example (DP-SGD: Abadi et al., 2016)."""
     clip: Positive = 1.0
-    """C: the largest L2 norm of a client's change, over all parts that leave it together; of ``example``, of the
-    gradient of one example, over all weights that are trained together."""
+    """C: the largest L2 norm of a client's change over all parts, or of one example's gradient over all trained
+    weights."""
     noise_multiplier: NonNegative | None = None
     """σ: the standard deviation of the noise in a sum is σ · C. Give it, or ``epsilon``."""
     epsilon: Positive | None = None
     """ε at the end of the run, from which σ follows."""
     delta: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-5
-    """δ; it should be well below one over the number of those that are protected."""
+    """δ, well below one over the number of those protected."""
     where: Literal["edge", "clients"] = "edge"
-    """Who adds the noise of ``client``: a trusted edge, once to its sum, or every client a share of it,
-    σ · C / √fewest, so that the sum is protected if nobody sees its terms."""
+    """Who adds the noise of ``client``: a trusted edge, once, or every client a share, σ · C / √fewest, which protects
+    sums whose terms nobody sees."""
     fewest: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = None
-    """The fewest clients of an edge whose shares are enough: a sum of fewer is not used. When not given, as many as an
-    edge selects."""
+    """The fewest clients of an edge whose sum is used; by default as many as an edge selects."""
     most_examples: Examples = 1
-    """w: in the average a client counts as min(n, w) examples. 1 counts all clients alike; more needs w times the noise
-    for the same privacy."""
+    """w: a client counts as min(n, w) examples; w times the noise gives the same privacy."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "Privacy":

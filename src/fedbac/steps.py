@@ -107,8 +107,8 @@ class Yogi(_Adaptive):
 class Dynamic(Settings):
     """The server of FedDyn (Acar and others, 2021): h ← h − α p Δ and w ← w + Δ − h / α, from h = 0.
 
-    p is the share of clients that took part, by their examples: those of the clients that trained and count, over those
-    of all clients that share the owner. So p Δ is the sum of (n_i / n) Δ_i over those that trained.
+    p is the share of the owner's clients that took part, by examples, so p Δ is the sum of (n_i / n) Δ_i over those
+    that trained.
     """
 
     kind: Literal["dynamic"] = "dynamic"

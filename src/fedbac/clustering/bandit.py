@@ -71,26 +71,26 @@ class LinUCB(ByLoss):
     tau_norm: Rounds = 20
     """The τ_re inside the third feature of Eq. 7, kept apart from the period (C.21)."""
     candidates: Candidates | None = None
-    """How many clusters an edge measures each time: its own, and others drawn at random; all when null."""
+    """How many clusters an edge measures each time: its own, and others at random; all when null."""
     ucb_alpha: NonNegative = 0.3
     """α_UCB of Eq. 8."""
     start_labels: Start = "round_robin"
     """The first labels: one cluster after another, all in the first, or at random."""
     tie: Literal["random", "lowest", "stay"] = "random"
-    """Which of several equally good arms; untouched arms tie, as the context does not depend on the arm (C.20)."""
+    """Which of equally good arms; untouched arms tie (C.20)."""
     alternatives: Literal["all", "trained"] = "all"
     """Which clusters count as the best alternative: all, or those that ever had a member (C.18)."""
     updates: Literal["snapshot", "sequential"] = "snapshot"
     """Whether edges decide on the same cluster sizes, or each after the moves of those before it (C.25)."""
     context_time: Literal["observe", "decision"] = "observe"
-    """Pair the reward with the context of the same moment (paper) or with the context of the decision (C.23)."""
+    """Pair the reward with the context of the same moment (paper) or of the decision (C.23)."""
     arm_features: Literal["shared", "per_arm"] = "shared"
     """One context for all arms (paper), or each arm's own loss and size in its context (C.23)."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Forgetting factor of the ridge statistics; 1 never forgets (C.27)."""
 
     empty_cluster: EmptyCluster = "keep"
-    """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
+    """What an edge finds in an empty cluster: the network left there, or a copy of its own (C.17)."""
 
     @model_validator(mode="after")
     def _features_of_all_arms(self) -> "LinUCB":

@@ -144,13 +144,13 @@ class LowestLoss(Unlearned, ByLoss):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Move only if the best loss is below this share of the current one; 1 is the original IFCA, 0 never moves."""
     candidates: Candidates | None = None
-    """How many clusters an edge measures each time: its own, and others drawn at random; all when null. With few of
-    many, edges that belong together meet later, or never."""
+    """How many clusters an edge measures each time: its own, and others at random; all when null. With few, edges that
+    belong together meet later, or never."""
     start_labels: FirstLabels = "round_robin"
-    """The first labels: one cluster after another, all in the first, at random, or that of the initial network with the
-    lowest loss (then networks must start apart, or all tie)."""
+    """The first labels: one cluster after another, all in the first, at random, or by the lowest loss of initial
+    networks, which must start apart."""
     empty_cluster: EmptyCluster = "keep"
-    """The network that an edge finds in an empty cluster: what was left there, or a copy of its own (C.17)."""
+    """What an edge finds in an empty cluster: the network left there, or a copy of its own (C.17)."""
 
     def first(self) -> Ask | None:
         """Ask for the losses of the initial networks if labels begin with them."""

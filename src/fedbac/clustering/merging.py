@@ -46,18 +46,17 @@ class MergingState(NamedTuple):
 
 
 class Merging(Asking):
-    """Every so often: who fits whom (cross-losses), did merging help (later gains), who merges, who leaves.
+    """Every so often: who fits whom (gaps), did merging help (gains), who merges, who leaves.
 
-    The context of a merger of clusters a and b is x = (1, g), where the gap g is what a's edges would lose with the
-    network of b and b's with that of a. Its reward comes later: how much better the cluster's network then is for an
-    edge than that edge's own, before averaging. One ridge regression, shared by all pairs, learns rewards from contexts
-    and can only make mergers rarer than the prior (tolerance − g) / 4 does.
+    The gap g of clusters a and b is what a's edges would lose with the network of b and b's with that of a. A ridge
+    regression, shared by all pairs, learns from x = (1, g) the later gain: how much better the cluster's network is for
+    an edge than its own, before averaging. It can only make mergers rarer than the prior (tolerance − g) / 4 does.
     """
 
     kind: Literal["merging"] = "merging"
     reward_splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "validation")
-    """Where gains are measured. Training data flatter an edge's own network, which was just trained on them, and
-    validation data are few, so an edge leaves only if all of them speak for it."""
+    """Where gains are measured. Training data flatter an edge's own network and validation data are few, so an edge
+    leaves only if both speak for it."""
     period: Rounds = 5
     """Rounds between measurements; doubles each time nobody moves."""
     tolerance: NonNegative = 0.25
@@ -65,16 +64,15 @@ class Merging(Asking):
     move_cost: NonNegative = 0.01
     """Merge only if the expected gain is above this."""
     part_below: NonNegative = 0.05
-    """An edge leaves its cluster when its running gain falls below minus this; at most one edge of a cluster a time."""
+    """An edge leaves when its running gain falls below minus this; one edge of a cluster a time."""
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
     alone_steps: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None
-    """All edges begin in one cluster. For the last rounds each edge goes on in its own: as many rounds as a client
-    needs for this many batches. They part later if averaging still gives them better networks. If not given, every
-    edge has its own cluster from the start."""
+    """All edges begin in one cluster, and each goes on in its own for the last rounds, as many as a client needs for
+    this many batches, or later if averaging still serves them better. If not given, every edge starts in its own."""
     sides: Literal["mean", "larger"] = "mean"
-    """How the gaps that two clusters tell of each other become one. By the larger, no cluster that says the other's
-    network fits it can outweigh one that says it does not: a lie about losses makes mergers rarer, never more."""
+    """How the gaps that two clusters tell of each other become one. By the larger, a lie about losses makes mergers
+    rarer, never more."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
 

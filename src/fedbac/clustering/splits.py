@@ -24,7 +24,7 @@ class CosineState(NamedTuple):
 
 
 class CosineSplits(Asking):
-    """Start as one cluster; split one in two when it has come to rest while its members still pull apart.
+    """Start as one cluster; split one at rest whose members still pull apart.
 
     A cluster splits if ‖mean_i Δ_i‖ < ε1, the mean by data as its network is averaged, and max_i ‖Δ_i‖ > ε2. The two
     sides are those of complete linkage on the cosine of updates, which makes the largest similarity across small. Both
@@ -38,14 +38,14 @@ class CosineSplits(Asking):
     epsilon_2: NonNegative = 1.6
     """ε2: some member's update is above this."""
     thresholds: Literal["relative", "absolute"] = "relative"
-    """Whether ε1 and ε2 count in units of a quarter of the first rounds' largest update (their median), since edges
-    move less than clients do, or in plain norms as in the original."""
+    """Whether ε1 and ε2 count in quarters of the first rounds' median largest update, since edges move less than
+    clients, or in plain norms as in the original."""
     first_split: RoundsOrNone = 20
     """No split before this round."""
     min_members: Annotated[int, Field(ge=3, le=MAX_EDGES)] = 3
     """The smallest cluster that may split."""
     separation: NonNegative = 0.0
-    """γ: accept a split only if √((1 − α)/2) is above this, α being the largest cosine across; 0 accepts all."""
+    """γ: split only if √((1 − α)/2) is above this, α being the largest cosine across; 0 accepts all."""
     max_clusters: Edges | None = None
     """No more clusters than this; one per edge when not given."""
 
@@ -128,25 +128,24 @@ class RewardsState(NamedTuple):
 class GaussianRewards(Asking):
     """Start as one cluster; split one when its members' shares in the rewards have come to rest and fall apart.
 
-    In a cluster, epoch s has the mean loss μ_s and the variance σ_s² over members, by data. Member i is rewarded by
-    r_i = mean_s exp(−(ℓ_is − μ_s)² / 2σ_s²), and W_ij ← (1 − a) W_ij + a r_i / Σ_l r_l. With W scaled to [0, 1], the
-    affinity of i and j is exp(−γ‖W_i − W_j‖²) over all other members. Spectral clustering into 2 to 5 children is
-    judged by the score of Davies and Bouldin; all children continue from the network of their parent.
+    Epoch s has the mean loss μ_s and the variance σ_s² over a cluster's members, by data. Member i is rewarded by r_i =
+    mean_s exp(−(ℓ_is − μ_s)² / 2σ_s²), and W_ij ← (1 − a) W_ij + a r_i / Σ_l r_l. With W scaled to [0, 1], the affinity
+    of i and j is exp(−γ‖W_i − W_j‖²) over all other members. Spectral clustering into 2 to 5 children is judged by the
+    score of Davies and Bouldin; all children continue from the network of their parent.
 
-    Members part by their level of loss, whatever the direction of their updates. W is scaled by its own range, so also
-    small differences that last make a cluster split.
+    Members part by their level of loss. As W is scaled by its own range, small differences that last suffice.
     """
 
     kind: Literal["gaussian_rewards"] = "gaussian_rewards"
     asks: ClassVar[tuple[Query, ...]] = (EPOCHS,)
     discount: Annotated[float, Field(gt=0, le=1)] | None = 0.2
-    """a: the weight of the newest round in W; when null, as in the original, the share of members that reported."""
+    """a: weight of the newest round in W; when null, as in the original, the share of members that reported."""
     gamma: Positive = 1.0
     """γ: how fast affinity falls with distance. The original's 0.1 is for rows of a hundred clients."""
     epsilon: Positive = 1e-4
     """W is at rest while its running mean square change is below this."""
     patience: Rounds | None = 5
-    """A cluster may split after this many rounds at rest; when null, after as many as members need to report once."""
+    """Rounds at rest before a cluster may split; when null, as many as members need to report once."""
     separation: NonNegative = 1.0
     """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
 

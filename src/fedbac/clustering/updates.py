@@ -74,9 +74,8 @@ class _FromUpdates(Unlearned, Asking):
 class Agglomerative(_FromUpdates):
     """Join the members whose updates are closest, and then groups of them, until what is left is far apart.
 
-    The tree of all joins is cut into a number of clusters, or at a distance. If neither is given, it is cut where the
-    next join is the largest step relative to the last one. There are then at least 2 clusters, with on average at least
-    2 members in each.
+    The tree of joins is cut into a number of clusters, at a distance, or else where the next join is the largest
+    relative step, into at least 2 clusters of on average at least 2 members.
     """
 
     kind: Literal["agglomerative"] = "agglomerative"
@@ -85,11 +84,11 @@ class Agglomerative(_FromUpdates):
     metric: Literal["l2", "cosine"] = "l2"
     """The distance of two updates: Euclidean, or 1 − cosine."""
     linkage: Literal["ward", "complete", "average", "single"] | None = None
-    """The distance of two groups; ward for l2 and average for cosine when not given. Ward needs l2."""
+    """The distance of two groups; by default ward for l2, average for cosine. Ward needs l2."""
     num_clusters: Edges | None = None
     """Cut the tree into this many clusters."""
     threshold: NonNegative | None = None
-    """Cut at this distance; 0 leaves every member alone, a very large one leaves all in one cluster."""
+    """Cut at this distance."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "Agglomerative":

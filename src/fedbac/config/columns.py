@@ -85,9 +85,8 @@ Transforms = Annotated[
 class Links(Settings):
     """What the four links of a method make of what is sent for training: a transform, or a list of them in their order.
 
-    Down, the difference to what the receivers already have is sent; up, the change by training. What a codec leaves out
-    is not lost: it is part of the next difference, or is added to the next change (error feedback). What ``clip`` cuts
-    and ``noise`` adds is for good; they go before codecs, and up only.
+    Down, the difference to what receivers have is sent; up, the change by training. What a codec leaves out is sent
+    later (error feedback). ``clip`` and ``noise`` are for good; they go before codecs, and up only.
     """
 
     client_up: Transforms = ()

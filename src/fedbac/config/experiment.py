@@ -60,16 +60,16 @@ class Task(Settings):
 
     dataset: DataName = "fashion-mnist-mini"
     """Name of a data set (see: fedbac data list), an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and
-    ``y_test``, a function that returns them as ``file.py:function`` or ``package.module:function``, or the name of the
-    one handed over in Python."""
+    ``y_test``, a function that returns them (``file.py:function``, ``package.module:function``), or the name of one
+    handed over in Python."""
     data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of every class, in training and test data, that is used at all; below 1 for a quick look."""
+    """Share of every class that is used at all; below 1 for a quick look."""
     num_edges: Edges = 10
     """M: the number of edges."""
     clients_per_edge: (
         Annotated[int, Field(gt=0, le=MAX_CLIENTS)] | tuple[Annotated[int, Field(ge=0, le=MAX_CLIENTS)], ...]
     ) = 10
-    """N_m: the number of clients at an edge; one number for all edges, or a list with one per edge."""
+    """N_m: clients at an edge; one number, or a list with one per edge."""
     rounds: Rounds = 100
     """T: the number of cloud rounds."""
     partition: Partition = Partition()
@@ -81,12 +81,12 @@ class Task(Settings):
     world: World | None = None
     """Devices, links, dropout and deadlines of clients; none by default."""
     network: NetworkChoice = LeNet5()
-    """The network, of which a method may use several; one of yours as ``file.py:name`` or ``package.module:name``."""
+    """The network; yours as ``file.py:name`` or ``package.module:name``."""
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
-    """Patterns of names of weights that never change, such as ``0.*``: they are held once and pass no link."""
+    """Patterns of names of weights that never change, such as ``0.*``."""
     loss: LossChoice = CrossEntropy()
-    """What networks learn by: classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``); a
-    loss of yours as ``file.py:name`` or ``package.module:name``."""
+    """For classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``); yours as
+    ``file.py:name`` or ``package.module:name``."""
     training: Training = Training()
     """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
@@ -125,15 +125,15 @@ class Measurement(Settings):
     split: Split = "train"
     """The data it is measured on."""
     clients: Literal["trusted", "all", "selected"] = "trusted"
-    """The clients whom the selection policy trusts (all, where it trusts nobody or cannot say), all clients of the
-    edge, or those that trained in this round."""
+    """Clients whom the selection policy trusts (else all), all clients of the edge, or those that trained in this
+    round."""
     max_samples_per_client: Examples | None = 256
     """Most examples of a client that are measured on, a fixed subset; null uses all."""
     average: Literal["mean", "median"] = "mean"
-    """How clients speak for their edge: by the mean, weighted by examples, or by the median, which a few that lie about
-    losses cannot move far."""
+    """How clients speak for their edge: by the mean, weighted by examples, or by the median, which a few liars cannot
+    move far."""
     location: Literal["clients", "edge"] = "clients"
-    """Who holds the training and validation data that are measured on: decides which bytes are counted."""
+    """Who holds the data measured on, which decides what bytes are counted."""
 
 
 class Method(Settings, defer_build=True):
@@ -158,7 +158,7 @@ class Method(Settings, defer_build=True):
     aggregation: Annotated[Aggregation, AGGREGATION] = Field(default_factory=AGGREGATION.default)
     """How edges combine their clients, and the cloud its edges."""
     cloud_aggregation: Annotated[Aggregation, AGGREGATION] | None = None
-    """How the cloud combines its edges, where it does so otherwise than they."""
+    """How the cloud combines its edges, if otherwise."""
     step: Annotated[Step, STEP] = Field(default_factory=STEP.default)
     """What the cloud and clusters do with the combination, once a round."""
     clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
@@ -168,17 +168,17 @@ class Method(Settings, defer_build=True):
     links: Links = Links()
     """What links make of what is sent for training; nothing by default."""
     privacy: Privacy | None = None
-    """Differential privacy for clients or examples, with noise and an account of it; none by default."""
+    """Differential privacy for clients or examples; none by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
     """How losses of clusters are measured."""
     judged: Literal["before_training", "after_training"] = "before_training"
-    """When its personal models are what they are meant to be: as the round sends them out, or after local training."""
+    """When its personal models are judged: as the round sends them out, or after local training."""
     network: NetworkChoice | None = None
-    """A network to use instead of the task's, for studies of capacity."""
+    """A network instead of the task's, for studies of capacity."""
     learning_rate: Positive | None = None
-    """η to use instead of the task's, such as one that was tuned for the method."""
+    """η instead of the task's, such as one tuned for the method."""
 
     @property
     def adaptive(self) -> bool:
@@ -216,15 +216,15 @@ class Evaluation(Settings):
     """How a run is judged (C.13, C.14, C.33, C.37)."""
 
     point: Literal["pre_reassign", "post_reassign", "edge_model"] = "pre_reassign"
-    """Distributed accuracy after cloud aggregation with the labels of the round, with the new labels, or of the edges'
-    own averages before the cloud's (C.14)."""
+    """Accuracy after cloud aggregation with the round's labels, with the new ones, or of edges' averages before the
+    cloud's (C.14)."""
     last_rounds: Rounds = 10
     """The final accuracy is the mean over this many last rounds."""
     target_patience: Rounds = 3
-    """A target counts as reached in the first of this many consecutive rounds at or above it."""
+    """A target is reached in the first of this many consecutive rounds at or above it."""
     global_every: Rounds = 1
-    """``accuracy_global`` is measured once in this many rounds, and in the last. It tests each cluster's model on all
-    test data, which with many clusters can cost more than training."""
+    """``accuracy_global``, of each cluster's model on all test data, is measured once in this many rounds, and in the
+    last."""
 
 
 class Experiment(Settings, defer_build=True):
@@ -604,26 +604,23 @@ class Runtime(Settings):
     workers: Annotated[int, Field(gt=0, le=1024)] | None = None
     """Threads or processes on the CPU; one per core when not given."""
     memory_gib: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
-    """Memory for the clients that are trained at once, about; Ray's edges share it equally. When not given, a quarter
-    of what is free, and on a CPU at most half a GiB per core."""
+    """Memory for the clients trained at once, which Ray's edges share; by default a quarter of what is free, on a CPU
+    at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
-    """Our own kernels (``native``, for CPU and GPU) where they know the network, else torch; or one of them by name."""
+    """Our kernels (``native``, CPU and GPU) where they know the network, else torch; or one by name."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """Of torch's products where it trains many clients at once on a GPU (``torch-vmap-cuda``). ``tf32`` and ``bf16``
-    round more coarsely and take the fastest kernels, whose sums have no fixed order: a repeated run differs in its last
-    bits. Our kernels and CPUs compute in float32 whatever is asked, and models are always measured in float32."""
+    """Of torch's products on a GPU (``torch-vmap-cuda``). ``tf32`` and ``bf16`` round more coarsely, in sums of no
+    fixed order: a repeated run differs in its last bits. Our kernels, CPUs and measurements stay in float32."""
     engine: Literal["simulator", "ray", "federation"] = "simulator"
-    """All edges in this process, or every edge an actor of Ray. Runs of ``fedbac cloud`` say ``federation``: their
-    edges are elsewhere, so nothing else can run them."""
+    """All edges in this process, or every edge an actor of Ray; ``federation`` is for runs of ``fedbac cloud``."""
     address: str | None = None
-    """The Ray cluster to join (``auto`` for the one this machine belongs to); a local one when not given."""
+    """The Ray cluster to join (``auto``: this machine's); a local one when not given."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None
     """Where rounds are also shown as they finish."""
     keep_last: Annotated[int, Field(ge=2, le=1_000_000)] = 2
-    """How many of the newest checkpoints stay; a damaged one is replaced by the one before it."""
+    """How many of the newest checkpoints stay."""
     keep_every: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """The checkpoint of every so many rounds stays too: ``fedbac verify`` replays rounds from them."""
+    """The checkpoint of every so many rounds stays too, for ``fedbac verify``."""
     mixed: Literal["allow", "refuse", "replay"] = "allow"
-    """If a run is resumed by other code, another version of torch or numpy, another trainer or processor: go on with a
-    warning, refuse, or replay the last saved round and go on only if it has the same bits. The report shows who
-    computed which rounds."""
+    """If other code, torch, numpy, trainer or processor resumes a run: warn, refuse, or replay the last saved round and
+    go on only if it has the same bits."""

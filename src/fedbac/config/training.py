@@ -46,7 +46,7 @@ class Training(Settings):
     learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
     """η_t = η · decay^(t−1), constant within a round (C.5)."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of ``cosine``: η_t comes down to this share of η, which it would have in the round after the last."""
+    """Of ``cosine``: the share of η reached in the round after the last."""
     warmup_rounds: RoundsOrNone = 0
     """W: η_t = η · t/(W+1) in the first W rounds, before the schedule begins."""
     optimizer: OptimizerChoice = Sgd()
@@ -60,8 +60,7 @@ class Training(Settings):
     clip_norm: Positive | None = 1.0
     """Largest norm of a gradient; null does not clip."""
     clip_scope: Literal["per_network", "joint"] = "per_network"
-    """``per_network`` clips each network by its own norm, so each of two networks can step as far as a single one.
-    ``joint`` clips by one norm over all networks that are trained (C.3)."""
+    """Clip each network by its own norm, or by one norm over all that are trained (C.3)."""
 
     @model_validator(mode="after")
     def _keeps_what_it_can(self) -> "Training":

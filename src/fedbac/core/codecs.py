@@ -75,7 +75,7 @@ class Clip(Alteration):
 
 class GaussianNoise(Alteration):
     """Add Gaussian noise to every entry; its standard deviation is ``multiplier`` times the norm of the preceding clip.
-    It comes from the seed of the run, so it shows what privacy costs, but whoever knows the seed can remove it."""
+    It comes from the run's seed, so it promises no privacy."""
 
     kind: Literal["noise"] = "noise"
     needs_bound: ClassVar[bool] = True

@@ -33,19 +33,15 @@ AT_START = ("label_flip", "examples")
 class Liars(Settings):
     """Who lies, and how. Liars know what honest clients of their edge have learned; an edge knows what all of its have.
 
-    With Δ̄ and σ the mean and the standard deviation of these changes by weight, and s the strength, a liar sends −s Δ̄
-    (``sign_flip``, ``ipm``), Δ̄ − s σ (``alie``), Δ̄ − s γ σ with the largest γ that keeps it as near to all as they are
-    to each other (``min_max``), the first of them (``mimic``), noise of deviation s (``gaussian``), or its own with s
-    added to the output of a target class (``backdoor``). Or it trains on labels K − 1 − y (``label_flip``), claims s
-    examples (``examples``), or mirrors its losses, times s, and its accuracies (``losses``).
+    What each attack says: docs/liars.md.
     """
 
     attack: Attack = "sign_flip"
     """What liars do."""
     clients: Share | Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CLIENTS)], ...], Field(max_length=10_000)] = ()
-    """Numbers of the clients that lie, or the share of every edge's clients, rounded and drawn by the seed."""
+    """Numbers of the clients that lie, or the share of every edge's clients, drawn by the seed."""
     edges: Share | Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_EDGES)], ...], Field(max_length=10_000)] = ()
-    """Numbers of the edges that lie about all they say, or the share of the edges, rounded and drawn by the seed."""
+    """Numbers of the edges that lie about all they say, or their share, drawn by the seed."""
     from_round: Rounds = 1
     """The first round in which they do."""
     strength: NonNegative | None = None

@@ -41,13 +41,13 @@ class World(Settings):
     examples_per_second: Positive = 1000.0
     """Median speed of training."""
     speed_spread: NonNegative = 0.5
-    """0 makes all devices equal; 0.5 makes the fastest of ten about five times as fast as the slowest."""
+    """0 makes all equal; 0.5 makes the fastest of ten about five times as fast as the slowest."""
     megabits_down: Positive = 20.0
     """Median bandwidth from edge to client."""
     megabits_up: Positive = 5.0
     """Median bandwidth from client to edge."""
     bandwidth_spread: NonNegative = 0.5
-    """Standard deviation of the logarithms of both bandwidths; 0 makes all equal."""
+    """The same of both bandwidths."""
     megabits_cloud: Positive = 1000.0
     """Bandwidth between every edge and the cloud."""
     stragglers: Share = 0.0
@@ -55,13 +55,13 @@ class World(Settings):
     slowdown: Annotated[float, Field(ge=1, le=1_000_000)] = 10.0
     """How many times as long a straggler trains."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Chance of a client to be there in a round; a site always has at least one."""
+    """Chance of a client to be there in a round; one always is."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the selected clients that drop out while they train, in every round; at least one stays."""
+    """Share of the selected clients that drop out while they train; one stays."""
     deadline: Positive | None = None
-    """Seconds that an edge waits for updates; if none is in time, the fastest still counts."""
+    """Seconds that an edge waits for updates; the fastest always counts."""
     over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
-    """Select this many times as many clients as the policy does, others at random; the first to finish count."""
+    """Select this many times as many clients, the others at random; the first to finish count."""
     liars: Liars | None = None
     """Clients or edges that lie on purpose; none by default."""
 

@@ -11,11 +11,10 @@ from fedbac.core.settings import BoolArray, IntArray, Settings
 
 
 class Augment(Settings):
-    """Shift every image by up to ``crop_padding`` pixels each way, and mirror half of them. Drawing and applying are
-    apart, so that the draws come from the stream of each client whatever is batched together."""
+    """Shift every image by up to ``crop_padding`` pixels each way, and mirror half of them."""
 
     crop_padding: Annotated[int, Field(ge=0, le=127)] = 4
-    """Zero pixels added on each side before the image's own size is cut out again at a random place."""
+    """Zero pixels added on each side before a random cut of the image's size."""
     flip: bool = True
     """Mirror an image left to right with probability 1/2."""
 

@@ -29,15 +29,14 @@ class Partition(Settings):
     """How the data is spread over edges and clients."""
 
     mode: Mode = "class_normalized"
-    """How proportions are drawn (C.10): q_m ~ Dir(α·1_C) per edge and normalized over edges for each class, as the
-    symbols of the paper say, or for each class Dir(α·1_M) over edges, which is more uneven. Clients likewise."""
+    """How proportions are drawn (C.10): q_m ~ Dir(α·1_C) per edge, normalized over edges for each class, or for each
+    class Dir(α·1_M) over edges, which is more uneven. Clients likewise."""
     dirichlet_server: Concentration = 0.5
     """α_server: the smaller, the more the edges differ."""
     dirichlet_client: Concentration = 0.5
     """α_client: the smaller, the more the clients of one edge differ."""
     edge_distributions: Edges | None = None
-    """Draw only this many class mixes for the edges and give edge m the mix m mod this number, so that edges really
-    share distributions; one per edge when not given, as in the paper."""
+    """Draw only this many class mixes, and give edge m the mix m mod this number; one per edge when not given."""
     test_allocation: Literal["largest_remainder", "multinomial"] = "largest_remainder"
     """How the test set follows the edges' proportions (C.12): rounded, or drawn at random."""
     min_client_samples: Examples = 2
@@ -49,8 +48,8 @@ class Partition(Settings):
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of each client's training examples kept apart for validation, rounded down."""
     natural: bool = False
-    """Leave examples with the edges and clients that the data set brings with it. Then nothing is drawn but what is
-    kept apart for validation, and the other settings here do not count."""
+    """Leave examples with the data set's own edges and clients; of the settings here only validation_fraction counts.
+    """
 
 
 def partition(

@@ -84,9 +84,8 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Noise(Settings):
-    """Labels replaced by ones drawn uniformly from all classes, at a share of the clients of every edge. All labels a
-    noisy client holds are hit, those it validates on too: it would not know which of them to trust. Test data stay
-    clean."""
+    """Labels replaced by ones drawn uniformly from all classes, at a share of the clients of every edge. Validation
+    labels are hit too; test data stay clean."""
 
     clients: Share = 0.4
     """Share of the clients of every edge that are noisy, rounded."""

@@ -32,12 +32,11 @@ class Adapters(SameForAll):
     alpha: Positive = 16.0
     """α: products are multiplied by α/r."""
     train: Literal["both", "b"] = "both"
-    """A and B; or B alone. With one A for all, frozen, the mean of clients' products is the product of the mean B
-    (FFA-LoRA); with both, the product of the means is another."""
+    """A and B; or B alone under one frozen A, so that means of clients' products are exact (FFA-LoRA)."""
     whole: Annotated[Mapping[Scope, Patterns], Field(max_length=4)] = Field(default_factory=dict)
     """Weights of the network itself that are trained too, by owner: patterns on their names, such as ``head.*``."""
     taught: bool = False
-    """Whether clients also learn from the teachers that a sharing policy gives them, if it does."""
+    """Whether clients also learn from the teachers of a sharing policy."""
     terms: ClassVar[tuple[str, ...]] = ("model",)
 
     @model_validator(mode="after")

@@ -49,8 +49,8 @@ class ControlVariates(_Corrected):
     """Clients train by ∇F_i + c − c_i: c_i is their mean gradient when they trained last, c the mean of all c_i.
 
     Option II of SCAFFOLD: c_i⁺ = c_i − c + (x − y_i)/(Kη), where Kη is how far a gradient of 1 goes in K steps, with
-    momentum too. Of c a client sends c + s·(c_i⁺ − c_i), where s is the share of all examples that lie with those who
-    train, so that the mean moves by Eq. 5, and c stays the mean of all c_i.
+    momentum too. A client sends c + s·(c_i⁺ − c_i), s being the share of all examples with those who train, so c stays
+    the mean of all c_i.
     """
 
     kind: Literal["control_variates"] = "control_variates"

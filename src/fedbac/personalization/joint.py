@@ -42,7 +42,7 @@ class Shared(SameForAll):
     parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global")}
     terms: ClassVar[tuple[str, ...]] = ("global",)
     proximal: NonNegative = 0.0
-    """μ of FedProx: how strongly clients are pulled to the network they received, (μ/2)‖w − w^t‖² in their loss."""
+    """μ of FedProx: clients' loss has (μ/2)‖w − w^t‖², w^t being the network they received."""
 
     def phases(self) -> tuple[Phase, ...]:
         """Train it."""
@@ -58,7 +58,7 @@ class PerCluster(Settings):
     cluster_init: ClusterInit = "shared"
     """Equal or independent initial cluster networks (C.16); the original IFCA uses distinct ones."""
     taught: bool = False
-    """Whether clients also learn from the teachers that a sharing policy gives them, if it does."""
+    """Whether clients also learn from the teachers of a sharing policy."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return the initial cluster networks; with a shared start, the very network that ``Shared`` starts from."""
@@ -122,10 +122,9 @@ class Additive(Settings):
     cluster_init: ClusterInit = "shared"
     """Equal or independent initial cluster networks (C.16)."""
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
-    """How f starts: its own random weights, or with an output of zero. Never the weights of h (C.15)."""
+    """How f starts: with random weights other than h's, or an output of zero (C.15)."""
     order: Literal["joint", "alternate"] = "joint"
-    """Both are trained at once; or first f for all epochs with h frozen, and then h with f frozen: a network for all
-    fits what those of clusters leave, not the reverse."""
+    """Both are trained at once; or first f for all epochs with h frozen, then h with f frozen."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""

@@ -36,21 +36,20 @@ class _Beside(SameForAll):
 class Personal(_Beside):
     """w is trained and averaged as if alone; v stays with its owner, learns L(v) + (λ/2)‖v − w^t‖² and predicts.
 
-    w^t is what the client received. Both begin as the same network and see the same batches. The task clips ∇L(v), and
-    the pull λ(v − w^t) is added to it.
+    w^t is what the client received. Both begin as the same network and see the same batches; the pull is not clipped.
     """
 
     kind: Literal["personal"] = "personal"
     owner: Literal["client", "edge"] = "client"
-    """Whose v is: each client's, or each edge's (averaged over the edge's clients)."""
+    """Whose v is; an edge's is averaged over its clients."""
     strength: NonNegative = 1.0
-    """λ; 0 is purely local training. A step is stable as long as learning rate times λ stays well below 2."""
+    """λ; 0 is purely local training. Steps are stable while learning rate times λ stays well below 2."""
     epochs: Epochs | None = None
     """Passes over the data to train v; default: as many as for w."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Of SGD on v; the task's when not given, and 0 in the original."""
     unseen: Literal["global", "init"] = "global"
-    """What an owner has for v until it first trains: the network for all as it is then, or the initial one."""
+    """v until its owner first trains: the network for all, or the initial one."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -74,7 +73,7 @@ class Interpolated(_Beside):
 
     kind: Literal["interpolated"] = "interpolated"
     owner: Literal["client", "edge"] = "client"
-    """Whose v and α are: each client's, or each edge's (averaged over the edge's clients)."""
+    """Whose v and α are; an edge's are averaged over its clients."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """α at the start: 0 predicts with w, 1 with v alone."""
     adaptive: bool = True
@@ -131,7 +130,7 @@ class MoreauEnvelope(_Beside):
 
     kind: Literal["moreau_envelope"] = "moreau_envelope"
     owner: Literal["client", "edge"] = "client"
-    """Whose θ is: each client's, or each edge's (averaged over the edge's clients)."""
+    """Whose θ is; an edge's is averaged over its clients."""
     strength: Positive = 15.0
     """λ. Steps are stable as long as η_θ·λ stays below 2 and the learning rate times λ below 1."""
     inner_steps: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -139,7 +138,7 @@ class MoreauEnvelope(_Beside):
     inner_rate: Positive = 0.09
     """η_θ."""
     mixing: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """β: the new w is (1 − β) times the one that clients received and β times the mean of what they made of it."""
+    """β: the new w is (1 − β) times what clients received plus β times their mean."""
     epochs: Epochs | None = None
     """Passes over the data; default: the task's."""
 
@@ -190,15 +189,15 @@ class AdaptiveStart(Settings):
 
     kind: Literal["adaptive_start"] = "adaptive_start"
     owner: Literal["client", "edge"] = "edge"
-    """Whose v and W are: each client's, or each edge's (averaged over the edge's clients)."""
+    """Whose v and W are; an edge's are averaged over its clients."""
     top_layers: NumLayers = 1
     """How many of the last layers have a W."""
     mix_rate: NonNegative = 1.0
     """η_W; with 0 all start from w."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """s: how many of a client's examples W learns from, another random choice in every round."""
+    """s: share of a client's examples, drawn every round, that W learns from."""
     settled: NonNegative = 0.1
-    """The first time W learns until its last ten passes ended with losses of a smaller standard deviation."""
+    """The first time W learns until the losses of ten passes have a smaller standard deviation."""
     first_passes: Annotated[int, Field(ge=1, le=10_000)] = 100
     """Most passes of the first time."""
     terms: ClassVar[tuple[str, ...]] = ("network",)

@@ -33,7 +33,7 @@ class PersonalHead(_Headed):
     head_layers: NumLayers = 1
     """How many of the last layers the head has; a network needs at least one more."""
     order: Literal["together", "head_first"] = "together"
-    """All layers are trained at once; or first the head with the body frozen, then the body with the head frozen."""
+    """All layers at once; or first the head with the body frozen, then the reverse."""
     head_epochs: Epochs | None = None
     """Passes over the data for the head, if it comes first; default: the task's."""
     body_epochs: Epochs | None = None
@@ -54,8 +54,7 @@ class PersonalHead(_Headed):
 class LateHead(_Headed):
     """One network per cluster, of which only the body learns under a head that stays random; at the end all layers.
 
-    Where each edge is a cluster, and clusters share the mean of their networks until the head may learn, the body is
-    trained for everybody and fine-tuned with the head by every edge alone (FedBABU).
+    With a cluster per member and ``sharing=mean_then_apart`` this is FedBABU.
     """
 
     kind: Literal["late_head"] = "late_head"
@@ -83,8 +82,7 @@ LEAST = 1e-6
 class TwoHeads(Settings):
     """The prediction is g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
 
-    Phase 1 trains p by the plain loss of the sum, with φ and g as received: p will predict with averages of φ and g,
-    and the received ones are nearer to those than what the client makes of them. Phase 2 trains φ and g by the balanced
+    Phase 1 trains p by the plain loss of the sum, with φ and g as received. Phase 2 trains φ and g by the balanced
     softmax: with ln(share of the class among the client's examples) added to the logits of g.
     """
 

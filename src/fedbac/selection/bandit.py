@@ -43,11 +43,11 @@ class Thompson(Settings):
     update_in_warmup: bool = True
     """Posteriors learn during the warm-up too, as Algorithm 2 is written (C.30)."""
     reward_split: Split = "validation"
-    """Data on which a_m is measured. The paper uses its test data, which leaks them into training (C.29)."""
+    """Data on which a_m is measured; the paper's test data leak into training (C.29)."""
     initial_accuracy: Literal["evaluate", "zero", "skip"] = "evaluate"
-    """a_m^(0), which the paper leaves open: measured, taken as 0, or the first reward skipped (C.30)."""
+    """a_m^(0): measured, taken as 0, or the first reward skipped (C.30)."""
     skip_after_move: bool = True
-    """Do not blame clients for a change of accuracy right after their edge changed its cluster (C.30)."""
+    """No reward right after the edge changed its cluster (C.30)."""
     prior_alpha: Positive = 1.0
     """α_i of a client that has not trained yet."""
     prior_beta: Positive = 1.0

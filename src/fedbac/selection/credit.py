@@ -92,10 +92,8 @@ def _sound(state: "SoundState | CreditState", rng: Rng) -> tuple[FloatArray, Boo
 class Sound(Credited):
     """All sound clients train; if none is sound, the likeliest one does.
 
-    A client is sound if it never failed, or if a draw p̃_i ~ Beta(1 + passes, 1 + fails) is above 1/2. A client that
-    trains passes if it learned at least ``least_share`` of what the reference client of its edge learned, L_0 − loss:
-    wrong labels cannot be learned in a few epochs, rare classes can. Clients with less than half of the edge's mean
-    number of examples are not judged.
+    A client is sound if it never failed, or if a draw p̃_i ~ Beta(1 + passes, 1 + fails) is above 1/2. It passes and
+    fails as in ``credit_thompson``.
     """
 
     kind: Literal["sound"] = "sound"
@@ -136,7 +134,7 @@ class CreditThompson(Credited):
     kind: Literal["credit_thompson"] = "credit_thompson"
     fraction: Fraction = 0.8
     shared: Thompson = Thompson()
-    """Sampling by the reward that all selected clients share, which ranks the sound ones; its fraction is not used."""
+    """Sampling by the shared reward, which ranks the sound ones; its fraction is not used."""
 
     def needs(self) -> frozenset[Query]:
         """Need the shared reward, and the loss with which each client trained."""

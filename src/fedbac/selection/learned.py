@@ -102,11 +102,11 @@ class LatencyUCB(Selection):
     asks: ClassVar[Ask] = Ask(after=(SECONDS,))
     fraction: Fraction = 0.8
     longest: Positive | None = None
-    """τ_max in seconds; what the slowest client of the edge is expected to take when not given."""
+    """τ_max in seconds; by default that expected of the edge's slowest client."""
     fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """β: how much a client's arrears count beside its quickness; 0 is CS-UCB, without queues."""
+    """β: how much a client's arrears count; 0 is CS-UCB."""
     target_share: Share = 0.5
-    """Share of an equal turn, B / N, that every client is owed in a round; used where fairness is above 0."""
+    """Share of an equal turn, B / N, owed to every client; used where fairness is above 0."""
 
     def init(self, num_members: int) -> LatencyUCBState:
         """Nobody has been selected."""
@@ -167,7 +167,7 @@ class COCS(Selection):
     cells_per_side: Rounds = 3
     """h, so that there are h² cells. The analysis wants ⌈T^(1/5)⌉, which is 3 for 33 to 243 rounds."""
     explore_scale: NonNegative = 0.1
-    """Scale of K(t). The analysis has 1, with which a run of 200 rounds would explore all the time."""
+    """Scale of K(t). With the analysis' 1, 200 rounds would only explore."""
 
     def init(self, num_members: int) -> COCSState:
         """Nobody has been selected."""
@@ -224,8 +224,8 @@ class ContextualState(NamedTuple):
 class Contextual(Selection):
     """Take the B largest of θ̂ᵀx_i + α √(x_iᵀ A⁻¹ x_i), with one θ̂ for all clients of an edge.
 
-    The context of a client is its loss on the model received, the logarithm of its data, the rounds since it was
-    selected and its speed. Its reward is the share of its loss that the round took away, from −1 to 1.
+    Context: the client's loss on the model received, the logarithm of its data, the rounds since it was selected, its
+    speed. Reward: the share of its loss that the round took away, from −1 to 1.
     """
 
     kind: Literal["contextual"] = "contextual"

@@ -53,25 +53,25 @@ class Oort(Selection):
     exploration_min: Share = 0.2
     """Lower limit of ε while clients are left that were never selected."""
     sample_window: Annotated[float, Field(ge=1, le=1_000_000)] = 5.0
-    """Size of the pool that explored clients are drawn from, as a multiple of how many are drawn. The pool holds the
-    clients with the most data; slow ones are penalized."""
+    """Size of the pool of clients with the most data that explored ones are drawn from, as a multiple; slow ones are
+    penalized."""
     cut_off: Share = 0.7
-    """Exploited clients are drawn from those whose score is at least this share of the score just below the cut."""
+    """Exploited clients score at least this share of the score just below the cut."""
     clip_bound: Share = 0.98
     """Utilities above this quantile are cut down to it."""
     uncertainty: NonNegative = 0.1
-    """c in √(c ln t / last round), the bonus for clients that have not been selected for long."""
+    """c in √(c ln t / last round), the bonus for long absence."""
     round_threshold: Percent = 10.0
-    """Percentile of durations above which clients are penalized, in the first round; 100 penalizes none."""
+    """Percentile of durations above which clients are penalized at first; 100 penalizes none."""
     round_penalty: NonNegative = 2.0
     """α: the score of a client that takes t > T_pref seconds is multiplied by (T_pref / t)^α."""
     pacer_step: Rounds = 20
-    """Length of the pacer's window in rounds. After each, the threshold rises if the utility has changed by at most a
-    tenth since the last window, and falls if it has grown at least sixfold."""
+    """Rounds of the pacer's window. After each, the threshold rises if the utility changed by at most a tenth, and
+    falls if it grew sixfold."""
     pacer_delta: Annotated[float, Field(ge=0, le=100)] = 5.0
     """Percentage points by which the pacer raises or lowers the threshold."""
     blacklist_after: Rounds | None = None
-    """Clients selected more often than this are passed over; null passes over none."""
+    """Clients selected more often are passed over; null passes over none."""
     blacklist_share: Share = 0.3
     """Largest share of the clients that may be passed over."""
 
@@ -187,8 +187,7 @@ class ResourceState(NamedTuple):
 class ResourceScore(Selection):
     """Take the B clients with the largest weighted sum of features.
 
-    Each feature is scaled to 0 to 1 over the clients that are available. A value that is not known yet counts as the
-    mean of the known ones.
+    Features are scaled to 0 to 1 over available clients; unknown values count as the mean.
     """
 
     kind: Literal["resource_score"] = "resource_score"
@@ -205,7 +204,7 @@ class ResourceScore(Selection):
     success_weight: NonNegative = 1.0
     """Weight of how often a client's update counted when it was selected."""
     deadline: Positive | None = None
-    """In seconds. Clients expected to take longer are passed over, as long as enough others remain."""
+    """Seconds; clients expected to take longer are passed over while enough others remain."""
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """ρ: weight of the past in the running means of losses and successes."""
 

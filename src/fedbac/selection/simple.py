@@ -43,7 +43,7 @@ class Random(Selection):
     adaptive: ClassVar[bool] = False
     fraction: Fraction = 1.0
     weighting: Literal["uniform", "size"] = "uniform"
-    """Draw uniformly, or with probability proportional to the number of examples (as the public HierFAVG code does)."""
+    """Draw uniformly, or by numbers of examples (as the public HierFAVG code does)."""
 
     def init(self, num_members: int) -> NoState:
         """Return the empty state."""
@@ -62,8 +62,7 @@ class Random(Selection):
 
 
 class Poisson(Selection):
-    """Every client for itself with probability p, by chance alone; perhaps nobody. Of those whom ``method.privacy``
-    protects, this sampling hides who took part, which a fixed number of clients does not as well."""
+    """Every client for itself with probability p; perhaps nobody. The sampling that ``method.privacy`` counts."""
 
     kind: Literal["poisson"] = "poisson"
     adaptive: ClassVar[bool] = False
@@ -105,10 +104,10 @@ class PowerOfChoice(Settings):
     kind: Literal["power_of_choice"] = "power_of_choice"
     fraction: Fraction = 0.8
     d_factor: Annotated[float, Field(ge=1, le=1_000_000)] = 2.0
-    """d = ⌈d_factor · B⌉, or all clients if there are fewer. 1 draws in proportion to data, whatever the losses."""
+    """d = ⌈d_factor · B⌉, at most all clients. 1 ignores losses."""
     variant: Literal["full", "last"] = "full"
-    """``full``: candidates get the model and tell its loss on their data. ``last`` (rpow-d): the loss of their last
-    training counts, infinite if there was none, and nothing more is sent."""
+    """``full``: candidates get the model and tell its loss. ``last`` (rpow-d): the loss of their last training,
+    infinite if there was none."""
 
     @property
     def adaptive(self) -> bool:

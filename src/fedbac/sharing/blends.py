@@ -30,13 +30,13 @@ def _blended(own_K: FloatArray, rest_KJ: FloatArray, weight_K: FloatArray) -> Fl
 class LeaveOneOut(Asking):
     """u_k = α_k Θ_k + (1 − α_k) c_k, where c_k is the mean of all other clusters' networks, by data.
 
-    After the cloud has averaged, members measure the accuracy of Θ_k and of c_k: α = acc(Θ_k) / (acc(Θ_k) + acc(c_k)),
-    and 1 if both are zero or nothing is measured yet. Members start from u_k and are evaluated with it.
+    After the cloud has averaged, α = acc(Θ_k) / (acc(Θ_k) + acc(c_k)), measured by members, and 1 if both are zero or
+    unknown. Members start from u_k and are evaluated with it.
     """
 
     kind: Literal["leave_one_out"] = "leave_one_out"
     blend: Share | Literal["measured", "by_data"] = "measured"
-    """α_k: as measured, one number for all, or each cluster's share of all data, which makes u_k the mean of all."""
+    """α_k: as measured, one number, or the cluster's share of all data, so that u_k is the mean."""
     split: Split = "validation"
     """The data to measure on."""
 
@@ -73,8 +73,7 @@ class Blend(Asking):
     """u_k = α_k Θ_k + (1 − α_k) w, where w is the mean of all clusters' networks, by data; α_k descends the loss.
 
     α_k ← α_k − η_α⟨Θ_k − w, ∇F(u_k)⟩, between 0 and 1. A round's update Δ stands for −∇F, and the product is divided by
-    ‖Δ‖² and kept within ±1, so that no learning rate or size of network matters: α_k moves by at most η_α a round.
-    Members start from u_k and are evaluated with it; what they come back with is averaged into Θ_k.
+    ‖Δ‖² and kept within ±1, so α_k moves by at most η_α a round. Members start from u_k and are evaluated with it.
     """
 
     kind: Literal["blend"] = "blend"
@@ -131,7 +130,7 @@ class Similar(Asking):
 
     kind: Literal["similar"] = "similar"
     strength: NonNegative = 1.25
-    """λ: 0 is the mean by data, and with a very large one each cluster keeps to those most like it."""
+    """λ: 0 is the mean by data; the larger, the more each keeps to its like."""
     since: Literal["round", "start"] = "round"
     """Whether updates are those of one round, or all that changed since the first."""
 

@@ -104,7 +104,7 @@ class TowardsMean(Unlearned, Asking):
 
     kind: Literal["towards_mean"] = "towards_mean"
     share: Share = 0.1
-    """ρ: how far each network moves towards the mean, from 0 (not at all) to 1 (all the way)."""
+    """ρ: how far each network moves towards the mean."""
 
     def act(self, state: NoState, evidence: Evidence) -> Exchange:
         """Share."""
@@ -112,10 +112,7 @@ class TowardsMean(Unlearned, Asking):
 
 
 class MeanThenApart(Unlearned, Asking):
-    """One network for all, the mean by data, until every cluster continues alone from it: fine-tuning.
-
-    Clusters begin every round with their mean, and are evaluated with it, up to the first of the last rounds.
-    """
+    """One network for all, the mean by data, until every cluster continues alone from it: fine-tuning."""
 
     kind: Literal["mean_then_apart"] = "mean_then_apart"
     alone_rounds: RoundsOrNone = 10
@@ -142,14 +139,13 @@ class OverfittingState(NamedTuple):
 class OnceOverfitted(Asking):
     """Once clusters overfit, draw them towards their mean until the end of the run.
 
-    Only the first half of the run can start this. Clusters overfit when a running mean of (V − T) / min(T, 0.25) is
-    above 1. V is the loss of the edges' models on the validation data of the clients that measure. T is the loss of
-    clients while they trained. Both are means over the edges that measured, weighted by data.
+    Only the first half of the run can start this, when a running mean of (V − T) / min(T, 0.25) is above 1. V is the
+    edges' validation loss, T the clients' loss while they trained, means over the edges that measured, by data.
     """
 
     kind: Literal["once_overfitted"] = "once_overfitted"
     share: Share = 0.1
-    """ρ: how far each network moves towards the mean, from 0 (not at all) to 1 (all the way)."""
+    """ρ: how far each network moves towards the mean."""
 
     def _queries(self) -> tuple[Query, ...]:
         return (VALIDATION, TRAINING)
@@ -200,8 +196,8 @@ class LeaningState(NamedTuple):
 class PredictTowardsMean(Asking):
     """Members predict with (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, where w_j is the share of all data that cluster j holds.
 
-    Every so often, and after the last round, each member tries ρ = 0, 0.1, …, 0.5 on its validation data and keeps the
-    one with the least loss. Clients train Θ_k: nothing of the mean is sent to be trained.
+    Every so often, and after the last round, each member keeps the ρ of 0, 0.1, …, 0.5 with the least validation loss.
+    Clients train Θ_k.
     """
 
     kind: Literal["predict_towards_mean"] = "predict_towards_mean"

@@ -35,15 +35,15 @@ class DistillState(NamedTuple):
 class Distill(Asking):
     """Members learn from the labels, from the mean of all clusters' networks, and from the clusters most like theirs.
 
-    Teacher t counts β_t ∝ exp(−F(t)), F being its loss on the member's training data after the last round. The share λ
-    of the teachers in the loss rises from 0 at first. Every so often networks are drawn towards their mean.
+    Teacher t counts β_t ∝ exp(−F(t)), F being its loss on the member's training data after the last round. Every so
+    often networks are drawn towards their mean.
     """
 
     kind: Literal["distill"] = "distill"
     share: Share = 0.3
-    """λ: weight of the teachers in the loss, beside the labels; 0 teaches nothing."""
+    """λ: weight of the teachers in the loss; 0 teaches nothing."""
     ramp_rounds: RoundsOrNone = 10
-    """Rounds over which λ rises from 0 to its full value, since untrained networks have nothing to teach."""
+    """Rounds over which λ rises from 0."""
     temperature: Positive = 3.0
     """τ, by which the predictions of teachers and students are softened."""
     neighbours: RoundsOrNone = 2
