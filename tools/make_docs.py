@@ -48,6 +48,7 @@ from fedbac.deploy.settings import DeploySettings
 from fedbac.privacy import Privacy
 from fedbac_paper import (
     against_fluke,
+    clocks,
     compared,
     confirmed,
     demo,
@@ -419,6 +420,7 @@ def texts() -> dict[Path, str]:
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),
         DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),
+        DOCS / "clocks.md": block(DOCS / "clocks.md", clocks.table(RESULTS / "clocks" / "devices.jsonl")),
         DOCS / "liars.md": block(DOCS / "liars.md", liars.tables(RESULTS / "liars" / "cifar10.jsonl")),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),
         DOCS / "secret-sums.md": block(
