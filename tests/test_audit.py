@@ -18,10 +18,12 @@ from tests.unit.tiny import tiny_task
 CPU = Runtime(device="cpu", workers=1)
 
 
-def experiment(*settings: str, rounds: int = 2, clients: int = 40, seed: int = 0) -> tuple[Experiment, Inputs]:
+def experiment(
+    *settings: str, rounds: int = 2, clients: int = 40, seed: int = 0, size: int = 4
+) -> tuple[Experiment, Inputs]:
     partition = fedbac.Partition(dirichlet_server=50, dirichlet_client=50, min_client_samples=1, min_edge_test=5)
     task = tiny_task(rounds=rounds, clients_per_edge=clients, partition=partition)
-    inputs = Inputs(dataset=toy(size=4, train=max(800, 30 * clients), test=60))
+    inputs = Inputs(dataset=toy(size=size, train=max(800, 10 * clients), test=60))
     settings = ("method.privacy.delta=1e-3", *settings)
     return configure("hierfavg", task, seed=seed, settings=settings, inputs=inputs), inputs
 
@@ -62,11 +64,13 @@ def test_a_promise_that_is_broken_is_found_out(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("settings", [(), ("method.selection={kind: poisson, fraction: 0.5}",)])
 def test_many_canaries_disprove_nothing_that_is_kept(settings: tuple[str, ...], seed: int) -> None:
-    """The bound holds with 95 %, by a margin: the best guesser there could be is not far below the promise."""
-    audited = found("method.privacy.epsilon=3", *settings, canaries=300, clients=150, seed=seed)
+    """The bound holds with 95 %, by a margin: the best guesser there could be is not far below the promise. Images are
+    large, so that the network has more weights than there are canaries, which would drown each other."""
+    many: dict[str, Any] = {"canaries": 300, "clients": 150, "seed": seed, "size": 16}
+    audited = found("method.privacy.epsilon=3", *settings, **many)
     assert 0 <= audited.at_least <= 3
-    loud = found("method.privacy.noise_multiplier=0.05", *settings, canaries=300, clients=150, seed=seed)
-    assert loud.at_least > (3 if not settings else 1)
+    loud = found("method.privacy.noise_multiplier=0.05", *settings, **many)
+    assert loud.at_least > (2 if not settings else 1)
 
 
 def test_guesses_prove_what_the_binomial_says() -> None:
