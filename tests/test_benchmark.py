@@ -71,11 +71,23 @@ def test_a_method_is_run_resumed_and_shown(fedbac: Shell, tmp_path: Path, small:
     assert "finished already" in again
     so_far = json.loads((tmp_path / "b" / benchmark.FILE).read_text())
     assert so_far["tasks"] == notes["tasks"]
+    replayed = fedbac(*words, "--so-far", "--verify", "1")
+    assert replayed.count("the same bits") == len(rows)
     board = tmp_path / "board"
     board.mkdir()
     (board / "local.json").write_text(json.dumps(notes))
     (board / "old.json").write_text(json.dumps(notes | {"protocol": {"version": 0, "sha256": "other"}}))
     assert [row["method"] for row in leaderboard.read(board)] == ["local"]
+
+
+def test_a_run_that_does_not_repeat_is_a_failure(
+    fedbac: Shell, small: benchmark.Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert small.seeds
+    monkeypatch.setattr("fedbac_paper.command.replayed_alike", lambda places, count, data: not (count == 2 and places))
+    words = ("benchmark", "local", "--points", "1", "--jobs", "1", "--device", "cpu", "--out", "b")
+    fedbac(*words, "--verify", "2", code=1)
+    fedbac(*words, "--so-far", "--verify", "1")
 
 
 def test_words_that_name_no_task_are_refused(fedbac: Shell) -> None:

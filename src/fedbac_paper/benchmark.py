@@ -101,13 +101,18 @@ def benchmark(plans: Mapping[str, tune.Plan], out: Path, play: tune.Play, tell: 
     return collect(out)
 
 
+def judged_runs(out: Path, task: str | None = None) -> list[RunFolder]:
+    """Return the finished runs that a benchmark, or one task of it, is judged by."""
+    folders = [out / name / "confirmed" for name in ([task] if task else protocol().tasks)]
+    return [run for folder in folders if folder.exists() for run in runs_in(folder) if run.finished()]
+
+
 def collect(out: Path) -> Path:
     """Write what the finished runs of a benchmark say, as notes and as a page, and return the page."""
     asked = protocol()
     found: dict[str, Any] = {}
     for task in asked.tasks:
-        folder = out / task / "confirmed"
-        runs = [run.read() for run in runs_in(folder) if run.finished()] if folder.exists() else []
+        runs = [run.read() for run in judged_runs(out, task)]
         if runs:
             told = read_json(out / task / tune.NOTES)
             (method,) = told["frozen"]

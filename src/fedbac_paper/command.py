@@ -159,6 +159,9 @@ def benchmark(
     so_far: Annotated[
         bool, typer.Option("--so-far", help="Run nothing; write the page of the runs that are finished.")
     ] = False,
+    verified: Annotated[
+        int, typer.Option("--verify", min=0, help="Also replay so many rounds of every judged run, and compare bits.")
+    ] = 0,
     data_folder: DataOption = None,
     allowed: AllowOption = None,
 ) -> None:
@@ -180,3 +183,5 @@ def benchmark(
         page = protocol.benchmark(plans, out, player(own, inputs, jobs), say)
     say(read_bytes(page).decode())
     say(f"It is in {out / protocol.PAGE}, and in {out / protocol.FILE} for a leaderboard.")
+    if verified and not replayed_alike(protocol.judged_runs(out), verified, data_folder):
+        raise typer.Exit(1)
