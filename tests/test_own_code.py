@@ -191,7 +191,7 @@ def test_a_file_of_settings_runs_no_code(here: Path, shell: Shell) -> None:
         ("lstm", "nets.py:load", r"lstm reads int64 tokens \[steps\], .* is numbers of shape \[3\]"),
         ("mlp", "missing.npz", r"task.dataset: there is no file missing.npz in "),
         ("mlp", "nets.py:few", r"it lacks y_train, x_test, y_test, and has x_train \[300, 3\], labels \[300\]; give"),
-        ("mlp", "nosuch", r"unknown data set 'nosuch'; .* or give yours as mine.npz, file.py:function"),
+        ("mlp", "nosuch", r"unknown data set .* or give yours as mine.npz, or as a function that reads it"),
     ],
 )
 def test_mistakes_name_the_field_and_the_fix(network: str, dataset: str, said: str) -> None:

@@ -197,7 +197,11 @@ def _site(index: int, edges: Sequence[int], shards: Shards, num_classes: int, cl
 def _check(experiment: Experiment, shards: Shards) -> None:
     expected, found = experiment.task.clients(), tuple(len(clients) for clients in shards.clients)
     if found != expected:
-        raise ConfigError(f"shards: they describe clients {list(found)} per edge, the task {list(expected)}")
+        each = found[0] if len(set(found)) == 1 else str(list(found)).replace(" ", "")
+        raise ConfigError(
+            f"task.clients_per_edge: the data have {sum(found)} clients at {len(found)} edges, the task "
+            f"{sum(expected)} at {len(expected)}; set task.num_edges={len(found)} and task.clients_per_edge={each}"
+        )
     for edge, clients in enumerate(shards.clients):
         if not any(shards.train[client].size for client in clients):
             raise ConfigError(f"edge {edge} has no training examples; every edge needs some")

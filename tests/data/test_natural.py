@@ -1,6 +1,7 @@
 """Data with edges and clients of their own: what they hold, that no test text was learned, and that they stay."""
 
 import hashlib
+import re
 import shutil
 import subprocess
 import zipfile
@@ -136,6 +137,16 @@ def test_tiers_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, obj
 def test_data_without_tiers_are_refused_in_words() -> None:
     with pytest.raises(ConfigError, match="has no edges and clients of its own"):
         fedbac.run("hierfavg", settings=["task.partition.natural=true"], rounds=1, progress=False)
+
+
+def test_a_task_of_other_tiers_is_told_those_of_the_data(tmp_path: Path) -> None:
+    _saved(tmp_path, own(edge=np.array([0, 1, 1, 1])))
+    experiment = configure("hierfavg", settings=[*SMALL, f"task.dataset={tmp_path}/mine.npz"])
+    fix = "set task.num_edges=2 and task.clients_per_edge=[1,3]"
+    with pytest.raises(ConfigError, match=re.escape(f"the data have 4 clients at 2 edges, the task 4 at 2; {fix}")):
+        assemble(experiment)
+    fitting = ["task.num_edges=2", "task.clients_per_edge=[1,3]"]
+    assert assemble(configure("hierfavg", settings=[*SMALL, *fitting, f"task.dataset={tmp_path}/mine.npz"])).sites
 
 
 def test_half_of_a_fonts_pictures_are_for_the_test_and_none_is_in_both() -> None:

@@ -214,12 +214,13 @@ def _check_feasible(num_train: int, num_test: int, clients_per_edge: Sequence[in
     if num_clients * config.min_client_samples > num_train:
         raise PartitionError(
             f"{num_train} training examples cannot give {num_clients} clients min_client_samples="
-            f"{config.min_client_samples} each; use fewer clients or a lower task.partition.min_client_samples"
+            f"{config.min_client_samples} each; use fewer clients (task.clients_per_edge), or set "
+            f"task.partition.min_client_samples to {max(1, num_train // num_clients // 2)}"
         )
     if num_edges * config.min_edge_test > num_test:
         raise PartitionError(
-            f"{num_test} test examples cannot give {num_edges} edges min_edge_test={config.min_edge_test} each; "
-            "use fewer edges (task.num_edges) or a lower task.partition.min_edge_test"
+            f"{num_test} test examples cannot give {num_edges} edges min_edge_test={config.min_edge_test} each; set "
+            f"task.partition.min_edge_test to {max(1, num_test // num_edges // 2)}, or use fewer edges (task.num_edges)"
         )
 
 

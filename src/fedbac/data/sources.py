@@ -25,7 +25,7 @@ from fedbac.packages import DATASETS, Package, announced, imported, is_own
 Folder = str | os.PathLike[str]
 FILE = "data.npz"
 """Of a folder that holds the data of one site."""
-YOURS = "give yours as mine.npz, file.py:function or package.module:function"
+YOURS = "give yours as mine.npz, or as a function that reads it (file.py:function or package.module:function)"
 
 
 def data_name(name: str) -> str:
