@@ -78,7 +78,7 @@ def reproduce(
         Path | None, typer.Option("--pages", help="Folder for the pages. Default: OUT/pages.")
     ] = None,
     verified: Annotated[
-        int, typer.Option("--verify", min=0, help="Also replay so many rounds of every finished run, and compare bits.")
+        int, typer.Option("--verify", min=0, help="Also replay so many rounds of every finished run.")
     ] = 0,
     plan: Annotated[
         bool, typer.Option("--plan", help="List the runs, and estimate how long they would take, without running them.")
@@ -160,7 +160,7 @@ def benchmark(
         bool, typer.Option("--so-far", help="Run nothing; write the page of the runs that are finished.")
     ] = False,
     verified: Annotated[
-        int, typer.Option("--verify", min=0, help="Also replay so many rounds of every judged run, and compare bits.")
+        int, typer.Option("--verify", min=0, help="Also replay so many rounds of every judged run.")
     ] = 0,
     data_folder: DataOption = None,
     allowed: AllowOption = None,

@@ -190,7 +190,7 @@ def sweep(
     live: LiveOption = False,
     track: TrackOption = None,
 ) -> None:
-    """Run every combination of methods, settings and seeds, several at a time. The same command resumes a sweep."""
+    """Run every combination of methods, settings and seeds, several at a time. The same command resumes them."""
     from fedbac.local import num_cores
     from fedbac.runs.configure import Inputs, check_ready, with_settings
     from fedbac.runs.sweep import grid
