@@ -18,6 +18,7 @@ from fedbac.errors import OutputError
 from fedbac.report import table, write_report
 from fedbac.report.figures import save_figures
 from fedbac.report.outcome import caveats
+from fedbac.report.sections import facts
 from fedbac.runs.store import Run
 from tests.made_up_runs import TOP, fake, page_of, renamed, with_task
 
@@ -112,6 +113,19 @@ def test_page_is_complete_and_stands_alone(three: list[Run], page: str) -> None:
     assert page.count("://") == page.count("http://www.w3.org/2000/svg") == 1
     assert "@import" not in page
     assert "prefers-color-scheme:dark" in page
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ({"natural": True}, "the data's own edges and clients"),
+        ({"edge_distributions": 4}, "α = 0.1 over 4 mixes of classes that edges share, 0.5 over an edge's clients"),
+    ],
+)
+def test_the_page_says_who_got_which_data(partition: dict[str, Any], said: str) -> None:
+    run = fake("hierfavg")
+    spread = run.config["experiment"]["task"]["partition"]
+    assert facts(with_task(run, partition=spread | partition))["Partition"] == said
 
 
 def test_only_the_page_s_own_script_may_run(page: str) -> None:

@@ -153,7 +153,7 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({}, "model: edge= is not given; there are edges 0 to 1"),
+        ({}, "model: edge= (--edge) is not given; there are edges 0 to 1"),
         ({"edge": 5}, "edge=5: there are edges 0 to 1"),
         ({"client": -1}, "client=-1: there are clients 0 to"),
         ({"edge": 0, "client": 0}, "not both"),

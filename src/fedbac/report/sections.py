@@ -99,7 +99,6 @@ def _card(group: Group) -> str:
 def facts(run: Run) -> dict[str, str]:
     """Return how a run was made and judged, in words."""
     task = look_up(run.config, "experiment.task", {})
-    spread = look_up(task, "partition", {})
     planned, judge = look_up(task, "rounds", len(run.records)), look_up(run.config, "experiment.evaluation", {})
     point = str(look_up(judge, "point", NONE))
     failed = int(run.summary.get("failed_clients", 0))
@@ -107,8 +106,7 @@ def facts(run: Run) -> dict[str, str]:
     return {
         "Data set": str(look_up(task, "dataset", NONE)),
         "Edges and clients": _members(task),
-        "Partition": f"α = {look_up(spread, 'dirichlet_server', NONE)} over edges, "
-        f"{look_up(spread, 'dirichlet_client', NONE)} over an edge's clients",
+        "Partition": _partition(look_up(task, "partition", {})),
         "Rounds": str(planned) if planned == len(run.records) else f"{len(run.records)} of {planned}",
         "Seed": str(look_up(run.config, "experiment.seed", NONE)),
         "Trainer": _trainer(run),
@@ -120,6 +118,16 @@ def facts(run: Run) -> dict[str, str]:
         "Failed clients": f"{failed} (client, round) pairs left out" if failed else "none",
         **_devices(run),
     }
+
+
+def _partition(spread: Mapping[str, Any]) -> str:
+    """Return who got which data, in words."""
+    if look_up(spread, "natural", False):
+        return "the data's own edges and clients"
+    mixes = look_up(spread, "edge_distributions", None)
+    over = "edges" if mixes is None else f"{mixes} mixes of classes that edges share"
+    edges, clients = look_up(spread, "dirichlet_server", NONE), look_up(spread, "dirichlet_client", NONE)
+    return f"α = {edges} over {over}, {clients} over an edge's clients"
 
 
 def _trainer(run: Run) -> str:
@@ -152,7 +160,7 @@ def _members(task: Mapping[str, Any]) -> str:
     num_edges, clients = look_up(task, "num_edges", NONE), look_up(task, "clients_per_edge", NONE)
     if isinstance(clients, list | tuple):
         return f"{num_edges} edges, {sum(clients)} clients ({min(clients)} to {max(clients)} per edge)"
-    return f"{num_edges} edges with {clients} clients each"
+    return f"{num_edges} edges with {clients} client{'s' if clients != 1 else ''} each"
 
 
 def _configurations(runs: Sequence[Run]) -> str:

@@ -234,5 +234,5 @@ def _load(network: nn.Module, params: Params) -> None:
 
 def _check(what: str, number: int | None, known: Sequence[int]) -> None:
     if number not in known:
-        given = f"model: {what}= is not given;" if number is None else f"{what}={number}:"
+        given = f"model: {what}= (--{what}) is not given;" if number is None else f"{what}={number}:"
         raise ConfigError(f"{given} there are {what}s {known[0]} to {known[-1]}; name one of them")
