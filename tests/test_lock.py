@@ -25,3 +25,13 @@ def test_the_lock_pins_what_the_project_asks_for() -> None:
     assert not any("+" in version for version in pinned.values()), "a build of one platform"
     (torch,) = re.findall(r"^TORCH := torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert pinned["torch"] == torch
+
+
+def test_the_page_names_the_versions_of_torch_that_are_tried() -> None:
+    page, flow = (ROOT / "docs/compatibility.md").read_text(), (ROOT / ".github/workflows/tests.yml").read_text()
+    (newest,) = re.findall(r"^torch==(\S+)$", (ROOT / "requirements-dev.lock").read_text(), re.MULTILINE)
+    (oldest,) = re.findall(r'torch: "(\d\S+)"', flow)
+    assert f"torch {newest}." in page
+    assert f"for {oldest}, the oldest allowed" in page
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={oldest.removesuffix('.0')}" in project["dependencies"]
