@@ -16,8 +16,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from fedbac.cli.reporting import run_folders
 from fedbac.report import write_report
-from fedbac.report.live import Live
-from fedbac.runs.store import runs_in
+from fedbac.report.beside import page_beside
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -46,9 +45,8 @@ def main() -> None:
         save(page, "report-run.png", "#choice", "#figure-mix")
         page = opened(browser, report, 400, dark=True)
         save(page, "report-small.png", "#figures > h2", "#figure-accuracy")
-        server = Live(lambda: runs_in(folder))
-        with server.beside():
-            page = opened(browser, server.address, 1120)
+        with page_beside(folder) as address:
+            page = opened(browser, address, 1120)
             save(page, "watch.png", "#live", "#figure-accuracy")
             page.close()
         browser.close()
