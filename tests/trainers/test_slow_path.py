@@ -4,14 +4,16 @@ import logging
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
+import fedbac
 from fedbac import LeNet5, ResNet
 from fedbac.config.experiment import Runtime
 from fedbac.config.training import AdamW
 from fedbac.local import make_trainer
-from fedbac.local.kernel import described
+from fedbac.local.kernel import as_image, described
 from fedbac.personalization import MoreauEnvelope, PerCluster, Shared
 from tests.support import NO_KERNEL
 from tests.trainers.reference import setting
@@ -67,7 +69,22 @@ def test_the_layer_and_what_would_be_known_are_named(network: nn.Module, said: s
 
 def test_a_known_network_needs_no_words() -> None:
     assert not isinstance(described(layers(), SHAPE), str)
-    assert "no image; [channels, height, width] would be" in str(described(layers(), (3,)))
+    assert "neither an image nor a row of numbers; [channels, height, width] or" in str(described(layers(), (4, 3)))
+
+
+@NO_KERNEL
+def test_a_table_is_trained_by_our_kernels_as_torch_trains_it() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 400)
+    x = (np.eye(3, 7)[y] + rng.normal(size=(400, 7))).astype(np.float32)
+    data = fedbac.Dataset.from_arrays("table", x[:300], y[:300], x[300:], y[300:])
+    few = ["task.num_edges=2", "task.clients_per_edge=3", "task.partition.min_edge_test=5"]
+    given: dict[str, Any] = {"dataset": data, "network": "mlp", "rounds": 3, "settings": few, "device": "cpu"}
+    ours, torchs = (fedbac.run("fedper-edges", trainer=name, workers=1, **given) for name in ("native", "torch"))
+    for found, expected in zip(ours.records, torchs.records, strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=0.02)
+    assert as_image(x.astype(np.int64)) == (7,), "tokens are not numbers"
 
 
 @NO_KERNEL

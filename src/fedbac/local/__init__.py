@@ -17,7 +17,7 @@ from fedbac.errors import ConfigError
 from fedbac.local.batched import BatchedTrainer, fits
 from fedbac.local.examples import Examples
 from fedbac.local.fused import FusedTrainer, plan_for
-from fedbac.local.kernel import NativeTrainer, described
+from fedbac.local.kernel import NativeTrainer, as_image, described
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.own_steps import HandedOver
 from fedbac.local.per_example import PerExample, per_example
@@ -70,14 +70,15 @@ def _by_example(
 
 
 def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
-    layers = described(network, examples.dataset.x_train.shape[1:])
+    layers = described(network, as_image(examples.dataset.x_train))
     reason, missing, workers = _reason(network, scheme, examples, layers), None, runtime.workers or num_cores()
     with_buffers = any(True for _ in network.buffers())  # many clients at once cannot share them
     on_gpu = torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not with_buffers))
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     if runtime.trainer != "torch" and not isinstance(layers, str) and reason is None:
         plan = plan_for(layers, examples)
-        missing = _lacking(plan, len(Anatomy(scheme, network).networks)) if on_gpu else native.missing()
+        rows = examples.dataset.x_train.ndim == 2
+        missing = _lacking(plan, len(Anatomy(scheme, network).networks), rows) if on_gpu else native.missing()
         if missing is None and on_gpu:
             return FusedTrainer(network, scheme, examples, plan, device)
         if missing is None:
@@ -114,8 +115,10 @@ def check_device(runtime: Runtime) -> None:
         raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
 
 
-def _lacking(plan: gpu.Plan, networks: int) -> str | None:
+def _lacking(plan: gpu.Plan, networks: int, rows: bool) -> str | None:
     """Return why the kernels of a plan cannot run on this GPU, or None where they can."""
+    if rows:
+        return "on a GPU they know images alone; rows of numbers are fast on the CPU (runtime.device=cpu)"
     if not gpu.available():
         return "torch's build for CUDA lacks the run-time compiler (NVRTC)"
     if networks > gpu.MAX_PARTS:

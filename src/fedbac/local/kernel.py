@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedbac import native
@@ -135,7 +136,9 @@ class NativeTrainer:
     def _images(self, split: Split) -> native.Images:
         pixels, labels = self.examples.source(split)
         if self.examples.normalization is None:
-            return native.Images(pixels.float().numpy(), labels.numpy())
+            layers = self.layers
+            shape = (len(labels), layers.channels, layers.height, layers.width)  # also of a row of numbers
+            return native.Images(pixels.float().numpy().reshape(shape), labels.numpy())
         return native.Images(pixels.numpy(), labels.numpy(), *self.examples.normalization)
 
     def _visits(self, requests: Sequence[Train], epochs: int) -> native.Visits:
@@ -157,6 +160,11 @@ SAME = {
 """What layers must be like, whichever way it is written."""
 
 
+def as_image(x: NDArray[Any]) -> tuple[int, ...]:
+    """Return the shape of an example to the kernels: a row of numbers is an image of one line."""
+    return (1, 1, *x.shape[1:]) if x.ndim == 2 and x.dtype == np.float32 else x.shape[1:]
+
+
 def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | None:
     """Describe a network to the kernels, or return None when it is not of the form that they know."""
     found = described(network, shape)
@@ -170,7 +178,10 @@ def described(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | str
     and linear layers with ReLU between them; all of it is trained.
     """
     if len(shape) != 3:
-        return f"an example of shape {list(shape)} is no image; [channels, height, width] would be known"
+        return (
+            f"an example of shape {list(shape)} is neither an image nor a row of numbers; [channels, height, width] or "
+            "[numbers] would be known"
+        )
     if type(network).forward is not nn.Sequential.forward:
         return f"{type(network).__name__} has a forward of its own; an nn.Sequential of plain layers would be known"
     if frozen := [name for name, value in network.named_parameters() if not value.requires_grad]:
