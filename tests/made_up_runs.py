@@ -12,14 +12,14 @@ from fedbac.presets.methods import method
 from fedbac.presets.tasks import SEVERE
 from fedbac.report import write_report
 from fedbac.rounds import metrics
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
 TOP = {"fed-bac": 0.88, "ifca-edges": 0.8, "hierfavg": 0.7}
 
 
 def fake(
     name: str = "fed-bac", *, seed: int = 0, rounds: int = 12, edges: int = 5, top: float | None = None, **changes: Any
-) -> Run:
+) -> StoredRun:
     """Return a run with made-up but realistic records; ``changes`` replace fields of every record."""
     settings = Task(rounds=rounds, num_edges=edges, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.85))
     experiment = Experiment(seed=seed, task=settings, method=method(name, settings))
@@ -27,7 +27,7 @@ def fake(
     num_clusters = experiment.method.clustering.clusters(edges)
     records = [_record(t, edges, num_clusters, top or TOP.get(name, 0.75), rng) | changes for t in range(1, rounds + 1)]
     config = {"experiment": experiment.model_dump(mode="json"), "runtime": {"device": "cpu"}, "trainer": "batched"}
-    return Run(None, config, records, _summary(config, records))
+    return StoredRun(None, config, records, _summary(config, records))
 
 
 def _record(round_: int, edges: int, num_clusters: int, top: float, rng: np.random.Generator) -> dict[str, Any]:
@@ -64,17 +64,17 @@ def _summary(config: dict[str, Any], records: list[dict[str, Any]]) -> dict[str,
     return {"method": experiment["method"]["name"], "seed": experiment["seed"], **shown}
 
 
-def renamed(run: Run, name: str) -> Run:
+def renamed(run: StoredRun, name: str) -> StoredRun:
     experiment = run.config["experiment"]
     return replace(
         run, config={**run.config, "experiment": {**experiment, "method": {**experiment["method"], "name": name}}}
     )
 
 
-def with_task(run: Run, **changes: Any) -> Run:
+def with_task(run: StoredRun, **changes: Any) -> StoredRun:
     experiment = run.config["experiment"]
     return replace(run, config={**run.config, "experiment": {**experiment, "task": {**experiment["task"], **changes}}})
 
 
-def page_of(runs: list[Run], folder: Path, title: str = "Report") -> str:
+def page_of(runs: list[StoredRun], folder: Path, title: str = "Report") -> str:
     return write_report(runs, folder / "report.html", title).read_text(encoding="utf-8")

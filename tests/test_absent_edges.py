@@ -16,7 +16,7 @@ from fedbac.report.groups import edge_accuracy, summarized
 from fedbac.rounds import metrics
 from fedbac.runs.play import finish
 from fedbac.runs.records import _record
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 from fedbac.runs.summary import summarize
 from fedbac.runs.tracking import numbers
 from fedbac_paper.collect import finding_of
@@ -28,7 +28,7 @@ AWAY = {3: (1,), 4: (1,), 11: (0, 2), 12: (2,)}
 NEVER = 4
 
 
-def with_absences(run: Run) -> Run:
+def with_absences(run: StoredRun) -> StoredRun:
     """Return a run in which edges were away."""
     for record in run.records:
         away = {*AWAY.get(record["round"], ()), NEVER}
@@ -46,16 +46,16 @@ def with_absences(run: Run) -> Run:
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Run]:
+def runs() -> list[StoredRun]:
     return [with_absences(fake(seed=seed)) for seed in (0, 1)] + [fake("ifca-edges")]
 
 
-def test_a_record_may_have_no_accuracy_of_an_edge(runs: list[Run]) -> None:
+def test_a_record_may_have_no_accuracy_of_an_edge(runs: list[StoredRun]) -> None:
     for record in runs[0].records:
         assert _record(json.dumps(record, allow_nan=False).encode()) == record
 
 
-def test_means_are_over_the_edges_that_answered(runs: list[Run]) -> None:
+def test_means_are_over_the_edges_that_answered(runs: list[StoredRun]) -> None:
     found = edge_accuracy(runs[0])
     last = [record["accuracy_per_edge"][0] for record in runs[0].records[-10:] if record["round"] != 11]
     assert found[0] == pytest.approx(np.mean(last))
@@ -63,7 +63,7 @@ def test_means_are_over_the_edges_that_answered(runs: list[Run]) -> None:
     assert all(np.isfinite(value) for key, value in runs[0].summary.items() if isinstance(value, float))
 
 
-def test_the_page_holds_them_as_missing(runs: list[Run], tmp_path: Path) -> None:
+def test_the_page_holds_them_as_missing(runs: list[StoredRun], tmp_path: Path) -> None:
     shown = document(summarized(runs))["runs"][0]
     assert [edge for edge, value in enumerate(shown["edges"][10]) if value is None] == [0, 2, NEVER]
     assert None not in shown["accuracy"]
@@ -71,7 +71,7 @@ def test_the_page_holds_them_as_missing(runs: list[Run], tmp_path: Path) -> None
     assert "NaN" not in page.split('<script id="data"')[-1].split("</script>")[0]
 
 
-def test_table_and_figures(runs: list[Run], tmp_path: Path) -> None:
+def test_table_and_figures(runs: list[StoredRun], tmp_path: Path) -> None:
     assert "nan" not in str(table(runs)).lower()
     drawn = figures(runs)
     assert all(isinstance(figure, Figure) for figure in drawn.values())
@@ -79,7 +79,7 @@ def test_table_and_figures(runs: list[Run], tmp_path: Path) -> None:
     assert any(tmp_path.iterdir())
 
 
-def test_rows_have_no_number_there(runs: list[Run]) -> None:
+def test_rows_have_no_number_there(runs: list[StoredRun]) -> None:
     of_edges = rows(runs[:1], ["a"], per="edge")
     gone = {(row["round"], row["edge"]) for row in of_edges if row["accuracy"] is None}
     assert gone == {(t, m) for t, edges in AWAY.items() for m in edges} | {(t, NEVER) for t in range(1, 13)}
@@ -88,12 +88,12 @@ def test_rows_have_no_number_there(runs: list[Run]) -> None:
     assert of_rounds[-1]["num_absent"] == 0  # of a run that knows no such field
 
 
-def test_a_tracker_is_not_told_of_them(runs: list[Run]) -> None:
+def test_a_tracker_is_not_told_of_them(runs: list[StoredRun]) -> None:
     told = numbers(runs[0].records[10])
     assert {name for name in told if name.startswith("edge/")} == {"edge/1", "edge/3"}
 
 
-def test_a_finding_is_of_the_edges_that_answered(runs: list[Run]) -> None:
+def test_a_finding_is_of_the_edges_that_answered(runs: list[StoredRun]) -> None:
     found = finding_of(runs[0], "severe", "fed-bac", curves=True)
     known = edge_accuracy(runs[0])
     assert found.edge_min == pytest.approx(np.nanmin(known), abs=1e-5)

@@ -12,12 +12,12 @@ import pytest
 from fedbac.cli.reporting import PAPER_COLUMNS
 from fedbac.errors import ConfigError
 from fedbac.report.paper import COLUMNS, paper_table
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
 ROUNDS = 10
 
 
-def made(method: str, seed: int, accuracy: float, dataset: str = "svhn", strength: float = 1.0) -> Run:
+def made(method: str, seed: int, accuracy: float, dataset: str = "svhn", strength: float = 1.0) -> StoredRun:
     """A run whose edges are 2 points apart."""
     record: dict[str, Any] = {"accuracy": accuracy, "accuracy_per_edge": [accuracy - 0.01, accuracy + 0.01]}
     experiment = {
@@ -32,10 +32,10 @@ def made(method: str, seed: int, accuracy: float, dataset: str = "svhn", strengt
         "seconds": 1.0,
     }  # fmt: skip
     records = [record | {"round": at + 1} for at in range(ROUNDS)]
-    return Run(None, {"experiment": experiment}, records, summary)
+    return StoredRun(None, {"experiment": experiment}, records, summary)
 
 
-def three(method: str, *accuracies: float, **more: Any) -> list[Run]:
+def three(method: str, *accuracies: float, **more: Any) -> list[StoredRun]:
     return [made(method, seed, accuracy, **more) for seed, accuracy in enumerate(accuracies)]
 
 

@@ -16,7 +16,7 @@ from fedbac.report.outcome import LEAK, caveats, failures, leaks
 from fedbac.report.sections import facts
 from fedbac.report.table import human_bytes, ledger_table
 from fedbac.runs.configure import configure
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac.runs.summary import long_periods
 from tests.made_up_runs import TOP, fake, renamed, with_task
 
@@ -24,14 +24,14 @@ FAKES = (("ifca-edges", "fed-bac"), ("fedavg", "hierfavg"))
 
 
 @pytest.fixture(scope="module")
-def three() -> list[Run]:
+def three() -> list[StoredRun]:
     return [fake(name) for name in TOP]
 
 
 # ------------------------------------------------------------------------------------------------- numbers
 
 
-def test_table_shows_the_numbers_of_the_records(three: list[Run]) -> None:
+def test_table_shows_the_numbers_of_the_records(three: list[StoredRun]) -> None:
     header, rows = table(three)
     run = three[0]
     last = [record["accuracy_per_edge"] for record in run.records[-10:]]
@@ -50,14 +50,14 @@ def test_table_shows_the_numbers_of_the_records(three: list[Run]) -> None:
     assert all(len(r) == len(header) for r in rows)
 
 
-def test_only_common_targets_are_columns(three: list[Run]) -> None:
+def test_only_common_targets_are_columns(three: list[StoredRun]) -> None:
     other = replace(three[1], summary={**three[1].summary, "rounds_to_target": {"0.7": 3, "0.9": None}})
     header, rows = table([three[0], other])
     assert [title for title in header if title.startswith("rounds to")] == ["rounds to 70 %"]
     assert rows[1][header.index("rounds to 70 %")] == "3"
 
 
-def test_missing_or_old_summary_is_made_anew(three: list[Run]) -> None:
+def test_missing_or_old_summary_is_made_anew(three: list[StoredRun]) -> None:
     cut_off = replace(three[0], summary={})
     old = replace(three[0], summary={**three[0].summary, "rounds": 3, "accuracy": 0.1})
     assert table([cut_off]) == table([old]) == table([three[0]])
@@ -68,7 +68,7 @@ def test_bytes_for_people() -> None:
     assert shown == ["–", "999 B", "1.00 kB", "999 kB", "1.00 MB", "12.3 MB", "3.20 TB", "5,000 TB"]
 
 
-def test_nothing_to_report_is_an_error(three: list[Run], tmp_path: Path) -> None:
+def test_nothing_to_report_is_an_error(three: list[StoredRun], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no runs"):
         table([])
     empty = replace(three[1], records=[], summary={})
@@ -79,7 +79,7 @@ def test_nothing_to_report_is_an_error(three: list[Run], tmp_path: Path) -> None
 
 
 def test_runs_without_a_round_are_left_out_by_name(
-    three: list[Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    three: list[StoredRun], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     page = fedbac.report([three[0], replace(three[1], records=[], summary={})], tmp_path / "page.html")
     assert "fed-bac</span> reaches" in page.read_text()
@@ -89,7 +89,7 @@ def test_runs_without_a_round_are_left_out_by_name(
 # ------------------------------------------------------------------------------------------------- outcome
 
 
-def seeds(name: str, *scores: float, first: int = 0) -> list[Run]:
+def seeds(name: str, *scores: float, first: int = 0) -> list[StoredRun]:
     """Return made-up runs of a method with these accuracies, one per seed."""
     made = [fake(name, seed=first + seed) for seed in range(len(scores))]
     return [replace(run, summary=run.summary | {"accuracy": score}) for run, score in zip(made, scores, strict=True)]
@@ -116,7 +116,7 @@ def test_outcome_admits_a_tie() -> None:
     assert final(runs)[1] == {1, 2}, "who ties is bold together"
 
 
-def test_fewer_than_three_seeds_in_common_name_nobody(three: list[Run]) -> None:
+def test_fewer_than_three_seeds_in_common_name_nobody(three: list[StoredRun]) -> None:
     first, second, third = (100 * run.summary["accuracy"] for run in three)
     assert outcome(three[::-1]) == (
         "Too few seeds to name a leader (methods are compared on 3 or more that they share): fed-bac has "
@@ -128,14 +128,14 @@ def test_fewer_than_three_seeds_in_common_name_nobody(three: list[Run]) -> None:
         assert not final(runs)[1]
 
 
-def test_outcome_does_not_compare_different_tasks(three: list[Run]) -> None:
+def test_outcome_does_not_compare_different_tasks(three: list[StoredRun]) -> None:
     other = with_task(three[1], dataset="svhn")
     assert "leads" not in outcome([three[0], other])
     assert "The runs differ in dataset." in caveats([three[0], other])
     assert "Too few seeds" in outcome([three[0], with_task(three[1], rounds=99, targets=[0.1])])
 
 
-def test_what_limits_the_outcome_is_said(three: list[Run]) -> None:
+def test_what_limits_the_outcome_is_said(three: list[StoredRun]) -> None:
     *_, note = caveats(three)
     assert note.startswith("Each method ran once")
     short = with_task(fake("ifca-edges", rounds=5), rounds=12)
@@ -175,13 +175,13 @@ def test_a_spread_says_what_it_is_over_and_one_round_has_none() -> None:
     assert "±" not in "".join([*table([one])[1][0], *caveats([one])])
 
 
-def at(run: Run, before: float, after: float, point: str = "pre_reassign") -> Run:
+def at(run: StoredRun, before: float, after: float, point: str = "pre_reassign") -> StoredRun:
     experiment = run.config["experiment"] | {"evaluation": run.config["experiment"]["evaluation"] | {"point": point}}
     both = {"before_training": {"accuracy": before}, "after_training": {"accuracy": after}}
     return replace(run, config=run.config | {"experiment": experiment}, summary=run.summary | both)
 
 
-def test_the_other_moment_is_a_column_and_a_caveat_where_it_names_another(three: list[Run]) -> None:
+def test_the_other_moment_is_a_column_and_a_caveat_where_it_names_another(three: list[StoredRun]) -> None:
     one, other, _ = three
     told = [at(one, 0.7, 0.8), at(other, 0.6, 0.9)]
     assert "The moment decides who is highest: fed-bac before local training, ifca-edges after it." in caveats(told)
@@ -195,7 +195,7 @@ def test_the_other_moment_is_a_column_and_a_caveat_where_it_names_another(three:
 # --------------------------------------------------------------------------------------------------- guard
 
 
-def deciding(name: str, *after: int, **changes: Any) -> Run:
+def deciding(name: str, *after: int, **changes: Any) -> StoredRun:
     """Return a made-up run of twelve rounds in which clusters are chosen after these."""
     run = fake(name)
     for record in run.records:
@@ -289,7 +289,7 @@ def test_a_command_ends_with_one_row_per_method_when_there_are_several_seeds() -
     assert final(runs[:2]) == (table(runs[:2]), frozenset())
 
 
-def test_same_method_with_other_settings_is_another_line(three: list[Run]) -> None:
+def test_same_method_with_other_settings_is_another_line(three: list[StoredRun]) -> None:
     method_ = three[0].config["experiment"]["method"] | {"cloud_weight": "uniform"}
     other = replace(three[0], config={"experiment": {**three[0].config["experiment"], "method": method_}})
     two = groups([three[0], other])
@@ -328,7 +328,7 @@ def test_samples_of_different_seeds_are_one_task() -> None:
     assert "different tasks" in outcome([runs[0], other])
 
 
-def test_colour_of_a_method_does_not_depend_on_company(three: list[Run]) -> None:
+def test_colour_of_a_method_does_not_depend_on_company(three: list[StoredRun]) -> None:
     alone = groups([three[1]])[0].look
     among = groups([renamed(three[0], "new"), *three[::-1], renamed(three[2], "newer")])
     assert next(group.look for group in among if group.label == "ifca-edges") == alone
@@ -340,7 +340,7 @@ def test_colour_of_a_method_does_not_depend_on_company(three: list[Run]) -> None
 # --------------------------------------------------------------------------------------- where policies measured
 
 
-def measuring(name: str, *settings: str, stated: bool = True) -> Run:
+def measuring(name: str, *settings: str, stated: bool = True) -> StoredRun:
     """Return a made-up run of a preset with settings, as today's version writes its folder, or as earlier ones did."""
     experiment = configure(name, "demo", rounds=2, settings=settings)
     splits = {field: sorted(experiment.method.splits(field)) for field in experiment.method.needs}

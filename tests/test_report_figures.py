@@ -17,12 +17,12 @@ from fedbac.presets.methods import METHODS
 from fedbac.report.canvas import apart
 from fedbac.report.figures import figures, save_figures
 from fedbac.report.groups import groups
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from tests.made_up_runs import TOP, fake, with_task
 
 
 @pytest.fixture(scope="module")
-def three() -> list[Run]:
+def three() -> list[StoredRun]:
     return [fake(name) for name in TOP]
 
 
@@ -40,7 +40,7 @@ def test_seeds_are_drawn_thin_with_a_bold_mean() -> None:
     assert [line.size for line in thin] == [12, 12, 8]
 
 
-def test_figures_show_the_records(three: list[Run]) -> None:
+def test_figures_show_the_records(three: list[StoredRun]) -> None:
     drawn = figures(three)
     assert list(drawn) == ["accuracy", "clusters", "edges", "bytes", "assignment"]
     lines = dict(thick_lines(drawn["accuracy"]))
@@ -99,7 +99,7 @@ def test_a_method_has_one_colour_whatever_it_is_compared_with() -> None:
     assert len({look.look.index for look in groups([fake(name, rounds=1) for name in METHODS])}) == len(many)
 
 
-def test_saved_figures_repeat(three: list[Run], tmp_path: Path) -> None:
+def test_saved_figures_repeat(three: list[StoredRun], tmp_path: Path) -> None:
     paths = save_figures(three[2:], tmp_path / "a")
     assert {path.name for path in paths} >= {"accuracy.svg", "accuracy.png", "edges.svg", "bytes.png"}
     for path in save_figures(three[2:], tmp_path / "b", formats=("svg",)):

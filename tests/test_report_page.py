@@ -19,19 +19,19 @@ from fedbac.report import table, write_report
 from fedbac.report.figures import save_figures
 from fedbac.report.outcome import caveats
 from fedbac.report.sections import facts
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from tests.made_up_runs import TOP, fake, page_of, renamed, with_task
 
 LEAK = "leaks the test set into training"
 
 
 @pytest.fixture(scope="module")
-def three() -> list[Run]:
+def three() -> list[StoredRun]:
     return [fake(name) for name in TOP]
 
 
 @pytest.fixture(scope="module")
-def page(three: list[Run], tmp_path_factory: pytest.TempPathFactory) -> str:
+def page(three: list[StoredRun], tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(three, tmp_path_factory.mktemp("page"), "A title")
 
 
@@ -71,7 +71,7 @@ def document_in(page: str) -> dict[str, Any]:
     return found
 
 
-def test_what_limits_the_outcome_is_on_the_page(three: list[Run], page: str) -> None:
+def test_what_limits_the_outcome_is_on_the_page(three: list[StoredRun], page: str) -> None:
     *_, note = caveats(three)
     assert note in page
 
@@ -95,7 +95,7 @@ def test_the_headline_begins_with_the_data_and_bold_is_the_best_method_not_the_b
     assert 'class="best"' not in single
 
 
-def test_page_is_complete_and_stands_alone(three: list[Run], page: str) -> None:
+def test_page_is_complete_and_stands_alone(three: list[StoredRun], page: str) -> None:
     outline = Outline(page)
     for row in table(three)[1]:
         for cell in row:
@@ -137,7 +137,7 @@ def test_only_the_page_s_own_script_may_run(page: str) -> None:
 
 
 def test_page_repeats_and_is_replaced_at_once(
-    three: list[Run], page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three: list[StoredRun], page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = page_of(three, tmp_path, "A title")
     assert before == page
@@ -176,7 +176,7 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
         ET.parse(path)
 
 
-def test_leak_is_flagged_only_when_test_data_gave_the_reward(three: list[Run], page: str, tmp_path: Path) -> None:
+def test_leak_is_flagged_only_when_test_data_gave_the_reward(three: list[StoredRun], page: str, tmp_path: Path) -> None:
     assert LEAK not in page
     leaking = page_of([three[2], fake("paper-text")], tmp_path)
     flagged = re.findall(r'<p class="warn"[^>]*>(.*?)</p>', leaking)

@@ -13,7 +13,7 @@ from fedbac.config.experiment import Runtime
 from fedbac.errors import RunFolderError
 from fedbac.runs import tune
 from fedbac.runs.configure import Inputs
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac.runs.sweep import Point, lay_out, run_all
 from tests.support import without
 from tests.test_cli import SMALL, Shell
@@ -34,11 +34,11 @@ class KilledError(Exception):
     """In place of a signal that nobody can catch."""
 
 
-def played(plan: tune.Plan, most: int = 10_000, told: Callable[[str], None] = lambda line: None) -> Sequence[Run]:
+def played(plan: tune.Plan, most: int = 10_000, told: Callable[[str], None] = lambda line: None) -> Sequence[StoredRun]:
     """Tune in this process, which dies after so many rounds."""
     left = most
 
-    def play(points: Sequence[Point], folder: Path, until: int | None) -> Sequence[Run]:
+    def play(points: Sequence[Point], folder: Path, until: int | None) -> Sequence[StoredRun]:
         nonlocal left
         lay_out(points, ALONE, parent=folder)
         folders = [point.folder for point in points]

@@ -21,7 +21,7 @@ IGNORED = -100
 """A token that is not to be predicted, such as padding."""
 
 
-class Loss(Protocol):
+class LossFunction(Protocol):
     """Judges the outputs of a network, example by example."""
 
     @property
@@ -138,7 +138,7 @@ def _reduced(each: Tensor, reduction: Reduction) -> Tensor:
     return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
 
-def check(loss: Loss, labels: Labels, label_shape: Sequence[int], num_classes: int) -> None:
+def check(loss: LossFunction, labels: Labels, label_shape: Sequence[int], num_classes: int) -> None:
     """Refuse a loss that cannot learn the labels of a data set (see ``Dataset.labels``), or judge each example."""
     if loss.labels != labels:
         wrong = f"{loss.kind} cannot learn the labels of this data set, which are {labels}"

@@ -28,7 +28,7 @@ class Gap(NamedTuple):
     """How often a mean at least as far from zero would come about if there were no gap (p, two sides)."""
 
 
-class Standing(NamedTuple):
+class Ranking(NamedTuple):
     """Methods beside each other."""
 
     mean: dict[str, float]
@@ -63,7 +63,7 @@ def holm(chances: Sequence[float]) -> list[bool]:
     return passed
 
 
-def standing(scores: Mapping[str, Mapping[int, float]], lowest: bool = False) -> Standing:
+def standing(scores: Mapping[str, Mapping[int, float]], lowest: bool = False) -> Ranking:
     """Compare methods, whose scores are given by seed; the highest is the best, or the lowest.
 
     All pairs count in the correction: which of them holds the best is only known afterwards.
@@ -77,7 +77,7 @@ def standing(scores: Mapping[str, Mapping[int, float]], lowest: bool = False) ->
         found = {pair: each for pair in combinations(ranked, 2) if (each := _paired(*(scores[name] for name in pair)))}
         sure = dict(zip(found, holm([each.chance for each in found.values()]), strict=True))
         behind = [name for name in behind if sure[best, name]]
-    return Standing(
+    return Ranking(
         mean=mean,
         spread={name: deviation(list(of.values())) for name, of in scores.items()},
         leaders=(best, *(name for name in others if name not in behind)),

@@ -28,7 +28,7 @@ from fedbac.files import make_folder, read_json, read_lines, write_whole
 from fedbac.rounds import metrics
 from fedbac.runs import tune
 from fedbac.runs.configure import Inputs, configure, is_file
-from fedbac.runs.store import Run, RunFolder, runs_in
+from fedbac.runs.store import RunFolder, StoredRun, runs_in
 from fedbac.statistics import deviation
 
 FILE, PAGE = "benchmark.json", "benchmark.md"
@@ -131,7 +131,7 @@ def collect(out: Path) -> Path:
 # ------------------------------------------------------------------------------------------------- measures
 
 
-def measure(task: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
+def measure(task: str, runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Return what counts of the runs of a task, a row for each seed."""
     experiment = parse(Experiment, runs[0].config["experiment"])
     groups = truth(experiment, data.load(experiment.task.dataset))
@@ -148,7 +148,7 @@ def truth(experiment: Experiment, dataset: Dataset) -> Sequence[Any] | None:
     return None if mixes is None else [edge % mixes for edge in range(experiment.task.num_edges)]
 
 
-def _row(run: Run, judged: Judged, groups: Sequence[Any] | None) -> dict[str, Any]:
+def _row(run: StoredRun, judged: Judged, groups: Sequence[Any] | None) -> dict[str, Any]:
     summary, experiment, records = run.summary, run.config["experiment"], run.records
     evaluation = experiment["evaluation"]
     bytes_T = np.cumsum([metrics.total_bytes(record["bytes"]) for record in records])
@@ -175,7 +175,7 @@ def _row(run: Run, judged: Judged, groups: Sequence[Any] | None) -> dict[str, An
     }
 
 
-def _check(run: Run) -> str | None:
+def _check(run: StoredRun) -> str | None:
     """Return the checksum of a run's last record, which continues those of all before it."""
     if run.folder is None:
         return None

@@ -11,7 +11,7 @@ from fedbac.config.explain import parse
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
 from fedbac.errors import ConfigError
 from fedbac.rounds.metrics import rounds_to_target
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac_paper.artefact import Artefact
 from fedbac_paper.plan import Pass, identity, point_of, status
 from fedbac_paper.results import Bytes, Curve, Finding, Results, Target
@@ -22,7 +22,7 @@ LANDMARKS = (1, 10, 20)
 """Rounds that every curve keeps, beside half time and the end."""
 
 
-def finding_of(run: Run, task: str, variant: str, curves: bool) -> Finding:
+def finding_of(run: StoredRun, task: str, variant: str, curves: bool) -> Finding:
     """Return what a finished run showed."""
     experiment = parse(Experiment, run.config["experiment"])
     accuracy_T = [record["accuracy"] for record in run.records]

@@ -17,7 +17,7 @@ from fedbac.config.experiment import Method
 from fedbac.files import make_folder, write_whole
 from fedbac.presets import tasks
 from fedbac.presets.methods import METHODS
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac_paper.measures import edges_of_rounds
 from fedbac_paper.tables import NONE, comma_separated
 
@@ -36,7 +36,7 @@ python -m fedbac_paper.compared runs/all results/methods/compared.json
 python tools/make_docs.py"""
 
 
-def kept(runs: Sequence[Run], before: Mapping[str, Any]) -> dict[str, Any]:
+def kept(runs: Sequence[StoredRun], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is kept of a comparison: of each run its method with all settings, and the numbers of the table."""
     rows = {
         run.summary["method"]: {

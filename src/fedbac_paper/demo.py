@@ -15,7 +15,7 @@ from typing import Any
 import fedbac
 from fedbac.files import write_whole
 from fedbac.presets import tasks
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac_paper import marks
 
 TASK = "demo"
@@ -27,7 +27,7 @@ KEPT, FIGURE = Path("results/demo.json"), Path("docs/images/demo-accuracy.svg")
 REPORT = Path("results/demo-report.json")
 
 
-def kept(runs: Sequence[Run]) -> dict[str, Any]:
+def kept(runs: Sequence[StoredRun]) -> dict[str, Any]:
     """Return what is kept of the demo: the numbers of the table, and what ran."""
     from fedbac.report.groups import groups
     from fedbac.report.table import seeds_table

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac_paper.results import Finding, Results
 
 Number = Callable[[Finding], float]
@@ -41,7 +41,7 @@ def moves_by(found: Finding, round_: int) -> int | None:
     return curve.moves[curve.round.index(round_)] if curve and round_ in curve.round else None
 
 
-def edges_of_rounds(run: Run) -> dict[str, float]:
+def edges_of_rounds(run: StoredRun) -> dict[str, float]:
     """Return worst edge and σ of each round, averaged, as files have them that were begun before decision 27."""
     tail = run.records[-int(run.config["experiment"]["evaluation"]["last_rounds"]) :]
     return {f"edge_{name}": float(np.mean([record[f"accuracy_{name}"] for record in tail])) for name in ("min", "std")}

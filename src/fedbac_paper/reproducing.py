@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fedbac.cli.playing import Board, show_failures
+from fedbac.cli.playing import RunBoard, show_failures
 from fedbac.cli.terminal import out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
 from fedbac.errors import ConfigError, DataNotFoundError, unknown
@@ -46,7 +46,7 @@ def run_missing(
     laid = sweep.lay_out(todo, runtime, parent=todo[0].folder.path.parent)
     stop, late, failures = Stop(), False, dict[Path, Exception]()
     with stop.caught(), progress_bars() as bars:
-        board = Board(todo, jobs, bars)
+        board = RunBoard(todo, jobs, bars)
         for done in sweep.run_all([point.folder for point in todo], runtime, jobs, inputs, failures, stop):
             board.update(done, failures, stop.wanted)
             if not stop.wanted and deadline is not None and time.monotonic() > deadline:

@@ -29,7 +29,7 @@ from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients, Updates
 from fedbac.deploy.roles.edges import RelayReach, Remote, lost_measurements
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
-from fedbac.deploy.settings import Members
+from fedbac.deploy.settings import MemberChanges
 from fedbac.errors import DeployError
 from fedbac.rounds.late import unheard
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
@@ -359,7 +359,7 @@ def _enrolled_anew(federation: MemoryFederation, number: int, changed: bytes) ->
         enrolment._note(roll, name, clients, changed if m == number else true, len(clients), {})
     if set(roll.clients) != {name for clients in expected.values() for name in clients}:
         raise WireError("it was not taken")
-    anew = charter_of(federation.experiment, roll, Members())
+    anew = charter_of(federation.experiment, roll, MemberChanges())
     return anew.normalization, anew.classes_per_edge(), anew.charter.id
 
 

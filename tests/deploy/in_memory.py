@@ -18,9 +18,9 @@ from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol
 from fedbac.deploy.roles.epochs import EPOCHS, NEXT, advanced, continued, play_epochs
-from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig, Members
+from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig, MemberChanges
 from fedbac.runs.play import conduct, finish
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 
 CPU = Runtime(device="cpu", workers=1)
 ELSEWHERE = Runtime(engine="federation", device="cpu", workers=1)
@@ -97,7 +97,7 @@ class MemoryFederation:
     said: list[str] = field(default_factory=list)
     """What the cloud said that it waits for."""
     accept_rollback: bool = False
-    members: Members = Members()  # noqa: RUF009 (frozen)
+    members: MemberChanges = MemberChanges()  # noqa: RUF009 (frozen)
     remote: RemoteEdges | RemoteClients | None = None
     """The connection that was made last."""
     most_said: int = 3
@@ -174,7 +174,7 @@ class MemoryFederation:
         self.remote = kind(self.folder / "state" / "cloud", *rest)
         return self.remote
 
-    def play_on(self, folder: Path, refreshed: Sequence[str] = ()) -> Generator[dict[str, Any], None, Run]:
+    def play_on(self, folder: Path, refreshed: Sequence[str] = ()) -> Generator[dict[str, Any], None, StoredRun]:
         """Play a run as a cloud does that may have been started again, and let members come."""
         to = RunFolder(folder)
         to.path.mkdir(exist_ok=True)
@@ -186,7 +186,7 @@ class MemoryFederation:
             rest = (self.sites["cloud"], self.cloud, refreshed, self._waiting, self._stopped)
             enrolled = continued(before, self.experiment, to, *rest)
 
-        def play(enrolled: Enrolled, declined: set[str]) -> Generator[dict[str, Any], None, Run]:
+        def play(enrolled: Enrolled, declined: set[str]) -> Generator[dict[str, Any], None, StoredRun]:
             return play_soundly(enrolled, lambda: self.connect(enrolled, folder, declined), ELSEWHERE, to)
 
         return play_epochs(enrolled, self.sites["cloud"], self.cloud, play, lambda: self.remote, to)
@@ -196,7 +196,7 @@ class MemoryFederation:
         folder: Path | None = None,
         enrolled: Enrolled | None = None,
         remote: RemoteEdges | RemoteClients | None = None,
-    ) -> Generator[dict[str, Any], None, Run]:
+    ) -> Generator[dict[str, Any], None, StoredRun]:
         """Play the run round by round."""
         enrolled = enrolled or self.enrol()
         edges = remote or self.connect(enrolled, folder)
@@ -211,7 +211,7 @@ class MemoryFederation:
         folder: Path | None = None,
         enrolled: Enrolled | None = None,
         remote: RemoteEdges | RemoteClients | None = None,
-    ) -> Run:
+    ) -> StoredRun:
         """Play the whole run, and hand out its models."""
         enrolled = enrolled or self.enrol()
         remote = remote or self.connect(enrolled, folder)

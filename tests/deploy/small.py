@@ -19,7 +19,7 @@ from fedbac.local import Examples
 from fedbac.rounds.record import by_clients
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from tests.deploy.in_memory import CPU, MemoryFederation, cut, gathered
 from tests.support import Record
 from tests.unit.tiny import tiny_task
@@ -39,7 +39,7 @@ class Small:
     dataset: Dataset
     shards: Shards
 
-    def simulated(self) -> Run:
+    def simulated(self) -> StoredRun:
         """Play it where all data are in one place."""
         inputs = Inputs(dataset=self.dataset, shards=self.shards)
         with self._own_test_data():

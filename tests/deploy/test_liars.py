@@ -17,7 +17,7 @@ from fedbac.deploy.protocol.messages import read_update, sent
 from fedbac.deploy.protocol.wire import ROOM, Message, encode
 from fedbac.deploy.roles import clients
 from fedbac.deploy.roles.calls import Caller
-from fedbac.deploy.roles.standing import Change, Standing
+from fedbac.deploy.roles.standing import Drift, Standing
 from fedbac.deploy.transports.base import NO_ANSWER
 from fedbac.errors import DeployError
 from fedbac.rounds.messages import Wanted
@@ -133,7 +133,7 @@ def test_whoever_trusts_everybody_turns_it_off(tmp_path: Path) -> None:
 
 def far(standing: Standing, *norms: float, of: str = "all", unit: float = 1.0, sent: float = 0.0) -> list[int]:
     """Return the places of the norms that are called far."""
-    found = standing.outliers(of, {str(n): Change(norm, sent, unit) for n, norm in enumerate(norms)})
+    found = standing.outliers(of, {str(n): Drift(norm, sent, unit) for n, norm in enumerate(norms)})
     return [int(name) for name in found]
 
 

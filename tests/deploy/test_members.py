@@ -18,11 +18,11 @@ from fedbac.deploy.protocol.heads import KINDS
 from fedbac.deploy.protocol.wire import decode, encode
 from fedbac.deploy.roles import epochs
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, next_charter, stored
-from fedbac.deploy.settings import DeploySettings, Members
+from fedbac.deploy.settings import DeploySettings, MemberChanges
 from fedbac.errors import DeployError
 from fedbac.rounds.start import start
 from fedbac.runs.play import finish
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 from tests.covering import first
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.small import Small, compared, small
@@ -43,14 +43,14 @@ METHODS = {
 }
 
 
-def take(playing: Generator[Record, None, Run], count: int) -> list[Record]:
+def take(playing: Generator[Record, None, StoredRun], count: int) -> list[Record]:
     """Play some rounds, then stop the cloud."""
     records = [next(playing) for _ in range(count)]
     playing.close()
     return records
 
 
-def changed(tiny: Small, folder: Path, members: Members = Members(), **task: Any) -> MemoryFederation:  # noqa: B008
+def changed(tiny: Small, folder: Path, members: MemberChanges = MemberChanges(), **task: Any) -> MemoryFederation:  # noqa: B008
     """Return the same federation, started again from kits that were made from a changed federation.yaml."""
     tree = tiny.experiment.model_dump(mode="json")
     experiment = parse(Experiment, {**tree, "task": {**tree["task"], **task}})
@@ -110,7 +110,7 @@ def test_an_edge_that_comes_late_is_one_that_was_away(case: str, tmp_path: Path)
 def test_a_client_that_is_added_takes_part_and_changes_nothing_before(case: str, tmp_path: Path) -> None:
     tiny = small(*METHODS[case], rounds=5)
     began = take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
-    new = Members(added=("edge-0-client-2",))
+    new = MemberChanges(added=("edge-0-client-2",))
     grown = changed(tiny, tmp_path, new, clients_per_edge=(3, 3))
     assert grown.sites["edge-0-client-2"].number == 5
     assert grown.sites["edge-1-client-0"].number == 2
@@ -140,7 +140,7 @@ def test_a_client_that_is_added_takes_part_and_changes_nothing_before(case: str,
 def test_an_edge_that_is_added_takes_part(case: str, tmp_path: Path) -> None:
     tiny = small(*METHODS[case], rounds=4)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
-    new = Members(added=("edge-2-client-0", "edge-2-client-1"))
+    new = MemberChanges(added=("edge-2-client-0", "edge-2-client-1"))
     grown = changed(tiny, tmp_path, new, num_edges=3, clients_per_edge=(2, 3, 2))
     run = finish(grown.play_on(tmp_path / "run"))
     assert [len(record["accuracy_per_edge"]) for record in run.records] == [3] * 4
@@ -155,13 +155,13 @@ def test_an_edge_that_is_added_takes_part(case: str, tmp_path: Path) -> None:
 def test_who_leaves_is_asked_no_more(case: str, tmp_path: Path) -> None:
     tiny = small(*METHODS[case], rounds=4)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
-    gone = Members(left=("edge-1-client-0",))
+    gone = MemberChanges(left=("edge-1-client-0",))
     fewer = changed(tiny, tmp_path, gone)
     assert "edge-1-client-0" not in fewer.sites["edge-1"].children
     run = finish(fewer.play_on(tmp_path / "run"))
     assert [2 in record["selected"][-1] for record in run.records] == [True, True, False, False]
     assert not any(record["failed"] for record in run.records)
-    without = changed(tiny, tmp_path, Members(left=("edge-1-client-0", "edge-0")), rounds=6)
+    without = changed(tiny, tmp_path, MemberChanges(left=("edge-1-client-0", "edge-0")), rounds=6)
     run = finish(without.play_on(tmp_path / "run"))
     assert [record["accuracy_per_edge"][0] is None for record in run.records] == [False] * 4 + [True] * 2
     assert [epoch["epoch"] for epoch in RunFolder(tmp_path / "run").read_config()["epochs"]] == [1, 2]
@@ -170,7 +170,7 @@ def test_who_leaves_is_asked_no_more(case: str, tmp_path: Path) -> None:
 def test_a_client_that_moves_keeps_what_it_owns(tmp_path: Path) -> None:
     tiny = small("ditto", rounds=5)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
-    moving = Members(
+    moving = MemberChanges(
         added=("edge-0-client-2",), left=("edge-1-client-0",), moved={"edge-0-client-2": "edge-1-client-0"}
     )
     moved = changed(tiny, tmp_path, moving, clients_per_edge=(3, 3))
@@ -226,13 +226,13 @@ def test_who_joins_with_labels_that_the_run_does_not_know_is_left_out(
     odd = dict(tiny.sites["edge-0-client-0"])
     odd |= {"y_train": np.full_like(odd["y_train"], 77)}
     sites = replace(tiny, sites={**tiny.sites, "edge-0-client-2": odd})
-    grown = changed(sites, tmp_path, Members(added=("edge-0-client-2",)), clients_per_edge=(3, 3))
+    grown = changed(sites, tmp_path, MemberChanges(added=("edge-0-client-2",)), clients_per_edge=(3, 3))
     run = finish(grown.play_on(tmp_path / "run"))
     assert "its labels go up to 77, and the run has classes 0 to" in caplog.text
     assert not any(5 in record["selected"][0] for record in run.records)
 
 
-def relieved(folder: Path, rounds: int) -> tuple[MemoryChildren, Generator[Record, None, Run]]:
+def relieved(folder: Path, rounds: int) -> tuple[MemoryChildren, Generator[Record, None, StoredRun]]:
     """Play a round of a run that began without an edge; in the next, the other one fails once and that one comes."""
     late = small("hierfavg", rounds=rounds).federation(folder, start_after=1e-9)
     links = late.cloud
@@ -269,9 +269,9 @@ def test_a_cloud_that_dies_between_two_charters_finishes_the_step(
     """Whatever it has done by then: every file it writes or removes may be the last."""
     tiny = small("fed-bac", rounds=3)
     take(tiny.federation(tmp_path).play_on(tmp_path / "begun"), 2)
-    new = Members(added=("edge-0-client-2",))
+    new = MemberChanges(added=("edge-0-client-2",))
 
-    def grown(name: str) -> Run:
+    def grown(name: str) -> StoredRun:
         return finish(changed(tiny, tmp_path, new, clients_per_edge=(3, 3)).play_on(tmp_path / name))
 
     shutil.copytree(tmp_path / "begun", tmp_path / "whole")
@@ -321,17 +321,17 @@ def dying(patch: pytest.MonkeyPatch, step: int) -> None:
         patch.setattr(owner, name, counted(getattr(owner, name)))
 
 
-def advance_once(tiny: Small, folder: Path, new: Members, name: str) -> None:
+def advance_once(tiny: Small, folder: Path, new: MemberChanges, name: str) -> None:
     playing = changed(tiny, folder, new, clients_per_edge=(3, 3)).play_on(folder / name)
     playing.close()
 
 
-def twice(tiny: Small) -> tuple[Small, Members]:
+def twice(tiny: Small) -> tuple[Small, MemberChanges]:
     """Have client 2 move to edge 0 as client 5, and back as client 6, before the cloud hears of either."""
     names = ("edge-0-client-2", "edge-1-client-3")
     sites = {**tiny.sites, **dict.fromkeys(names, tiny.sites["edge-1-client-0"])}
     moved = {names[1]: names[0], names[0]: "edge-1-client-0"}
-    return replace(tiny, sites=sites), Members(added=names, left=("edge-1-client-0", names[0]), moved=moved)
+    return replace(tiny, sites=sites), MemberChanges(added=names, left=("edge-1-client-0", names[0]), moved=moved)
 
 
 @pytest.mark.full
@@ -367,7 +367,7 @@ def test_a_client_that_moves_twice_keeps_its_cluster(tmp_path: Path) -> None:
 def test_an_edge_tells_nothing_of_clients_of_another_edge_or_of_those_who_left(tmp_path: Path) -> None:
     tiny = small("hierfavg", rounds=5)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
-    new = Members(added=("edge-0-client-2", "edge-1-client-3"), left=("edge-1-client-0",))
+    new = MemberChanges(added=("edge-0-client-2", "edge-1-client-3"), left=("edge-1-client-0",))
     grown = changed(tiny, tmp_path, new, clients_per_edge=(3, 4))
     grown.children("edge-1").lost = {"edge-1-client-3"}
     honest = grown.cloud.answers["edge-0"]
@@ -415,7 +415,7 @@ def test_who_is_declined_does_not_keep_the_cloud_from_going_back(tmp_path: Path)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
     odd = {"x_train": np.zeros((9, 3), dtype=np.float32), "y_train": np.zeros(9, dtype=np.int64)}
     sites = replace(tiny, sites={**tiny.sites, "edge-0-client-2": odd})
-    grown = changed(sites, tmp_path, Members(added=("edge-0-client-2",)), clients_per_edge=(3, 3))
+    grown = changed(sites, tmp_path, MemberChanges(added=("edge-0-client-2",)), clients_per_edge=(3, 3))
     grown.deploy = grown.deploy.model_copy(update={"max_repeats": 1})
     grown.most_said = 50
     playing = grown.play_on(tmp_path / "run")
@@ -432,7 +432,7 @@ def test_who_is_declined_does_not_keep_the_cloud_from_going_back(tmp_path: Path)
 def test_a_step_that_cannot_be_done_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = small("hierfavg", rounds=3)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)
-    new = Members(added=("edge-0-client-2",))
+    new = MemberChanges(added=("edge-0-client-2",))
     with monkeypatch.context() as patch:
 
         def cannot(*_: object) -> Any:
@@ -449,7 +449,7 @@ def test_a_step_that_cannot_be_done_leaves_the_run_as_it_is(tmp_path: Path, monk
 def test_a_step_is_finished_though_kits_have_changed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = small("hierfavg", rounds=4)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
-    first = Members(added=("edge-0-client-2",))
+    first = MemberChanges(added=("edge-0-client-2",))
     with monkeypatch.context() as patch:
 
         def dies(*_: object) -> None:
@@ -459,7 +459,7 @@ def test_a_step_is_finished_though_kits_have_changed_again(tmp_path: Path, monke
         with pytest.raises(Killed):
             finish(changed(tiny, tmp_path, first, clients_per_edge=(3, 3)).play_on(tmp_path / "run"))
     moved, old = "edge-0-client-3", "edge-1-client-0"
-    then = Members(added=(*first.added, moved), left=(old,), moved={moved: old})
+    then = MemberChanges(added=(*first.added, moved), left=(old,), moved={moved: old})
     run = finish(changed(tiny, tmp_path, then, clients_per_edge=(4, 3)).play_on(tmp_path / "run"))
     assert {5, 6} <= set(run.records[-1]["selected"][0])
 
@@ -488,7 +488,7 @@ def test_a_new_edge_whose_test_data_look_otherwise_does_not_join(
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
     odd = {**tiny.sites["edge-0"], "x_test": tiny.sites["edge-0"]["x_test"][..., :4]}
     sites = replace(tiny, sites={**tiny.sites, "edge-2": odd})
-    new = Members(added=("edge-2-client-0",))
+    new = MemberChanges(added=("edge-2-client-0",))
     finish(changed(sites, tmp_path, new, num_edges=3, clients_per_edge=(2, 3, 1)).play_on(tmp_path / "run"))
     assert "edge-2 cannot join: its examples" in caplog.text
     last = stored(tmp_path / "run")
@@ -499,7 +499,7 @@ def test_a_new_edge_whose_test_data_look_otherwise_does_not_join(
 def test_a_run_begins_without_an_edge_s_missing_clients_if_they_left(tmp_path: Path) -> None:
     tiny = small("hierfavg", rounds=1)
     deploy = DeploySettings(min_clients=2, start_after=1e-9)
-    gone = Members(left=("edge-0-client-1",))
+    gone = MemberChanges(left=("edge-0-client-1",))
     data = {name: arrays for name, arrays in tiny.sites.items() if not gone.gone(name)}
     run = finish(MemoryFederation(tiny.experiment, tmp_path, data, deploy, members=gone).play_on(tmp_path / "run"))
     assert run.records[0]["selected"][0] == [0]
@@ -542,7 +542,7 @@ def test_fewer_edges_are_no_change_of_members(tmp_path: Path) -> None:
 def test_a_new_edge_may_come_before_its_clients(tmp_path: Path) -> None:
     tiny = small("hierfavg", rounds=5)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
-    new = Members(added=("edge-2-client-0",))
+    new = MemberChanges(added=("edge-2-client-0",))
     grown = changed(tiny, tmp_path, new, num_edges=3, clients_per_edge=(2, 3, 1))
     grown.children("edge-2").lost = {"edge-2-client-0"}
     playing = grown.play_on(tmp_path / "run")
@@ -557,7 +557,7 @@ def test_a_newcomer_that_says_that_it_holds_most_examples_is_named(
 ) -> None:
     tiny, name = small("hierfavg", rounds=3), "edge-0-client-2"
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
-    grown = changed(tiny, tmp_path, Members(added=(name,)), clients_per_edge=(3, 3))
+    grown = changed(tiny, tmp_path, MemberChanges(added=(name,)), clients_per_edge=(3, 3))
     lies(grown, name, "facts", more)
     finish(grown.play_on(tmp_path / "run"))
     assert f"{name} says that it holds" in caplog.text
@@ -581,7 +581,7 @@ def unfinished(run: Path) -> None:
 def test_a_run_folder_whose_parts_are_of_different_backups_is_kept_as_it_is(
     spoil: Any, message: str, tmp_path: Path
 ) -> None:
-    tiny, new = small("hierfavg", rounds=6), Members(added=("edge-0-client-2",))
+    tiny, new = small("hierfavg", rounds=6), MemberChanges(added=("edge-0-client-2",))
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 1)
     take(changed(tiny, tmp_path, new, clients_per_edge=(3, 3)).play_on(tmp_path / "run"), 2)
     spoil(tmp_path / "run")

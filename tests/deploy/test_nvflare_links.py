@@ -11,7 +11,7 @@ import pytest
 from fedbac.deploy.transports import nvflare
 from fedbac.deploy.transports.base import Refusal
 from fedbac.deploy.transports.nvflare.children import NvflareChildren, Trust
-from fedbac.deploy.transports.nvflare.files import FOLDER, Outcome, Returning, SiteOrder, ask_to_stop, stop_asked
+from fedbac.deploy.transports.nvflare.files import FOLDER, JobOutcome, Returning, SiteOrder, ask_to_stop, stop_asked
 from fedbac.deploy.transports.nvflare.parent import END, FAILED, NvflareParent, Post
 from fedbac.errors import ConfigError
 from tests.deploy.links import EDGE, FIRST, SECOND, Identities
@@ -221,10 +221,10 @@ def test_a_run_that_has_begun_is_overwritten_no_more_when_its_job_is_submitted_a
 
 
 def test_how_a_job_ended_is_not_taken_for_how_another_did(tmp_path: Path) -> None:
-    assert Outcome.read(tmp_path, "first") is None
-    Outcome("first", "finished").save(tmp_path)
-    assert Outcome.read(tmp_path, "first") == Outcome("first", "finished")
-    assert Outcome.read(tmp_path, "second") is None  # its process died before it could say
+    assert JobOutcome.read(tmp_path, "first") is None
+    JobOutcome("first", "finished").save(tmp_path)
+    assert JobOutcome.read(tmp_path, "first") == JobOutcome("first", "finished")
+    assert JobOutcome.read(tmp_path, "second") is None  # its process died before it could say
 
 
 def test_a_wish_to_stop_is_taken_back_by_the_next_start(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Query, Statistic
 from fedbac.core.requests import Measured, Teachers, Trained
-from fedbac.core.schema import LARGEST, AnyNumber, Finite, Local, Mark, Share, Some, Unchecked, Within
+from fedbac.core.schema import LARGEST, AnyNumber, Finite, Local, Mark, NearShare, Some, Unchecked, Within
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.deploy.protocol import messages
 from fedbac.deploy.protocol.codec import MAPPINGS, UNIONS, Reader, declared, label, unmarked
@@ -243,7 +243,7 @@ class Everything:
     whole: int = 1
     flag: bool = True
     rate: float = 0.5
-    share: Share[float] = 0.5
+    share: NearShare[float] = 0.5
     loss: Unchecked[float] = float("nan")
     word: Literal["a", "b"] = "a"
     cap: Annotated[int, Within(1, 9)] | None = None
@@ -256,7 +256,7 @@ class Everything:
     local: Local[int] = 7
     loss_N: FloatArray = field(default_factory=lambda: np.zeros(2))
     square_N: FloatArray | None = None
-    share_N: Share[FloatArray] = field(default_factory=lambda: np.zeros(2))
+    share_N: NearShare[FloatArray] = field(default_factory=lambda: np.zeros(2))
     owner_R: Some[IntArray] = field(default_factory=lambda: np.arange(3))
     bank: Finite[Parts] = field(default_factory=lambda: network(2))
     stack: Some[AnyNumber[Parts]] = field(default_factory=lambda: network(1))

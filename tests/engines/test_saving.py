@@ -11,12 +11,12 @@ import pytest
 from fedbac.config.experiment import Runtime
 from fedbac.runs import checkpoints
 from fedbac.runs import play as playing
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 from tests.covering import first
 from tests.engines.queueing import Diary, edges_of, loop, setting
 from tests.support import Record, without
 
-Play = Generator[dict[str, Any], None, Run]
+Play = Generator[dict[str, Any], None, StoredRun]
 
 
 def playing_in(folder: Path, ahead: bool = True) -> Play:

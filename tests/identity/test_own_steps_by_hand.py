@@ -59,11 +59,11 @@ def federated(start: Model, scopes: dict[str, str], learn: Learn) -> dict[str, l
     return state
 
 
-def agree(played: Played, expected: dict[str, list[Weights]]) -> None:
+def agree(played: Played, expected: dict[str, list[Weights]], close: float = 1e-6) -> None:
     for part, rows in expected.items():
         for name, value in played.end.parts[part].items():
             torch.testing.assert_close(
-                value.cpu().double(), torch.stack([row[name] for row in rows]), rtol=0, atol=1e-6
+                value.cpu().double(), torch.stack([row[name] for row in rows]), rtol=0, atol=close
             )
             assert not torch.equal(value, played.states[1].parts[part][name]), f"{name} of {part} has not moved"
 

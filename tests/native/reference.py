@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedbac import native
-from fedbac.native import Images, Layers, Sgd, Visits
+from fedbac.native import Images, JobSgd, JobVisits, Layers
 from tests.native import lenet5
 
 if native.missing() is not None:
@@ -70,13 +70,13 @@ def make_images(layers: Layers, count: int, *, is_float: bool = False, seed: int
     return Images(pixels, rng.integers(0, layers.linears[-1], count), MEAN[:channels], STD[:channels])
 
 
-def make_visits(images: Images, sizes: list[int], epochs: list[int], seed: int = 0) -> Visits:
+def make_visits(images: Images, sizes: list[int], epochs: list[int], seed: int = 0) -> JobVisits:
     rng = np.random.default_rng(seed)
     visits = [np.empty(0, np.int64)]
     for size, count in zip(sizes, epochs, strict=True):
         chosen = rng.choice(len(images.labels_N), size, replace=False)
         visits += [rng.permutation(chosen) for _ in range(count)]
-    return Visits(np.concatenate(visits), np.array(sizes), np.array(epochs))
+    return JobVisits(np.concatenate(visits), np.array(sizes), np.array(epochs))
 
 
 def read(
@@ -105,8 +105,8 @@ def torch_train(
     images: Images,
     networks_TD: np.ndarray,
     start_JP: np.ndarray,
-    visits: Visits,
-    sgd: Sgd,
+    visits: JobVisits,
+    sgd: JobSgd,
     *,
     anchors_AD: np.ndarray | None = None,
     anchor_JP: np.ndarray | None = None,
@@ -204,14 +204,14 @@ def assert_equals_torch(
     images: Images,
     networks: np.ndarray,
     start: np.ndarray,
-    visits: Visits,
-    sgd: Sgd,
+    visits: JobVisits,
+    sgd: JobSgd,
     *,
     instruction_set: str | None = None,
     tolerance: float = 2e-6,
     velocity: np.ndarray | None = None,
     **pull: Any,
-) -> native.Outcome:
+) -> native.TrainingOutcome:
     """Train by the kernel and by PyTorch, and compare weights, momentum and losses; return the kernel's outcome."""
     found = native.train(
         layers,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedbac import native
-from fedbac.native import Images, Layers, Sgd, Visits
+from fedbac.native import Images, JobSgd, JobVisits, Layers
 
 ROOT = Path(__file__).parents[2]
 ARM = "aarch64-linux-gnu"
@@ -37,7 +37,7 @@ def small_case() -> tuple[str, np.ndarray]:
     crop, flip = rng.integers(-3, 4, (visits, 2)).astype(np.int8), rng.integers(0, 2, visits).astype(bool)
     rates = np.array([0.05, 0.02])
     body = slice(0, layers.num_parameters - 7 * 10)
-    sgd = Sgd(16, rates, 0.9, weight_decay=(0.01, 0.0), l2=(0.0, 0.1), max_norm=0.5, moving=(body, slice(None)))
+    sgd = JobSgd(16, rates, 0.9, weight_decay=(0.01, 0.0), l2=(0.0, 0.1), max_norm=0.5, moving=(body, slice(None)))
     anchor = np.array([[-1, 2], [-1, -1]])
     groups = [examples[:50], examples[50:]]
     pairs = np.array([(0, 0), (1, 0), (1, 1)])
@@ -46,7 +46,7 @@ def small_case() -> tuple[str, np.ndarray]:
         images,
         networks,
         start,
-        Visits(examples, num_examples, num_epochs, crop, flip),
+        JobVisits(examples, num_examples, num_epochs, crop, flip),
         sgd,
         anchors_AD=networks,
         anchor_JP=anchor,

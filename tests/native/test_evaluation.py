@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from fedbac import native
-from fedbac.native import Images, Layers, Sgd
+from fedbac.native import Images, JobSgd, Layers
 from tests.native import lenet5
 from tests.native.reference import (
     NETWORKS,
@@ -82,7 +82,7 @@ def test_environment_forces_the_instruction_set(monkeypatch: Any) -> None:
         start_networks(TINY, 1),
         np.zeros((1, 1), int),
         make_visits(images, [20], [2]),
-        Sgd(8, 0.1),
+        JobSgd(8, 0.1),
     )
     for name in SETS:
         monkeypatch.setenv("FEDBAC_NATIVE_ISA", name)
@@ -97,7 +97,7 @@ def test_environment_forces_the_instruction_set(monkeypatch: Any) -> None:
 def test_mistakes_are_named() -> None:
     images = make_images(TINY, 20)
     networks, start = start_networks(TINY, 1), np.zeros((1, 1), int)
-    visits, sgd = make_visits(images, [20], [2]), Sgd(8, 0.1)
+    visits, sgd = make_visits(images, [20], [2]), JobSgd(8, 0.1)
     with pytest.raises(ValueError, match="is no network"):
         native.train(Layers(1, 4, 4, ((3, 5),), (2,)), images, networks, start, visits, sgd)
     with pytest.raises(ValueError, match="examples_S"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbac import native
-from fedbac.native import Sgd, Visits
+from fedbac.native import JobSgd, JobVisits
 from tests.covering import first
 from tests.native import lenet5
 from tests.native.reference import (
@@ -34,7 +34,7 @@ def test_training_equals_pytorch_for_every_network(name: Any, num_parts: Any, in
     networks = start_networks(layers, 3)
     start = np.array([[0, 1], [2, 0]])[:, :num_parts]
     visits = make_visits(images, [50, 19], [3, 2])
-    sgd = Sgd(16, 0.02, 0.9, weight_decay=[1e-3, 1e-2][:num_parts], l2=[1e-2, 0][:num_parts], max_norm=1.0)
+    sgd = JobSgd(16, 0.02, 0.9, weight_decay=[1e-3, 1e-2][:num_parts], l2=[1e-2, 0][:num_parts], max_norm=1.0)
     assert_equals_torch(layers, images, networks, start, visits, sgd, instruction_set=instruction_set)
 
 
@@ -49,7 +49,7 @@ def test_any_batch_size(batch: Any, instruction_set: Any) -> None:
         start_networks(TINY, 1),
         np.zeros((4, 1), int),
         visits,
-        Sgd(batch, 0.01, 0.5, max_norm=2.0),
+        JobSgd(batch, 0.01, 0.5, max_norm=2.0),
         instruction_set=instruction_set,
     )
 
@@ -58,7 +58,7 @@ def test_any_batch_size(batch: Any, instruction_set: Any) -> None:
 def test_drop_last(batch: Any) -> None:
     images = make_images(TINY, 80)
     visits = make_visits(images, [64, 33], [3, 2])
-    sgd = Sgd(batch, 0.05, drop_last=True)
+    sgd = JobSgd(batch, 0.05, drop_last=True)
     found = assert_equals_torch(TINY, images, start_networks(TINY, 1), np.zeros((2, 1), int), visits, sgd)
     assert (found.loss_J > 0).all()  # an only batch is not dropped
 
@@ -79,7 +79,7 @@ def test_hyperparameters_of_two_parts(change: Any) -> None:
     networks = start_networks(TINY, 4)
     start = np.array([[0, 1], [2, 3], [0, 3]])
     visits = make_visits(images, [50, 21, 0], [3, 4, 1])
-    found = assert_equals_torch(TINY, images, networks, start, visits, Sgd(20, **{"learning_rate": 0.05} | change))
+    found = assert_equals_torch(TINY, images, networks, start, visits, JobSgd(20, **{"learning_rate": 0.05} | change))
     for part, span in enumerate(change.get("moving", ())):
         if span == slice(0):
             np.testing.assert_array_equal(found.parameters_JPD[:, part], networks[start[:, part]])
@@ -88,10 +88,10 @@ def test_hyperparameters_of_two_parts(change: Any) -> None:
 def test_momentum_goes_in_and_out() -> None:
     images = make_images(TINY, 64)
     networks, start = start_networks(TINY, 2), np.array([[0, 1]])
-    sgd = Sgd(16, 0.05, 0.9, max_norm=1.0)
+    sgd = JobSgd(16, 0.05, 0.9, max_norm=1.0)
     whole = make_visits(images, [64], [2])
     together = native.train(TINY, images, networks, start, whole, sgd, return_velocity=True)
-    halves = [Visits(visits, np.array([64]), np.array([1])) for visits in np.split(whole.examples_S, 2)]
+    halves = [JobVisits(visits, np.array([64]), np.array([1])) for visits in np.split(whole.examples_S, 2)]
     first = native.train(TINY, images, networks, start, halves[0], sgd, return_velocity=True)
     second = native.train(
         TINY,
@@ -130,7 +130,7 @@ def test_augmentation(layers: Any, is_float: Any, instruction_set: Any) -> None:
             start_networks(layers, 1),
             np.zeros((2, 1), int),
             replace(visits, **change),
-            Sgd(8, 0.05),
+            JobSgd(8, 0.05),
             instruction_set=instruction_set,
         )
 
@@ -138,7 +138,7 @@ def test_augmentation(layers: Any, is_float: Any, instruction_set: Any) -> None:
 def test_float_images_are_read_as_they_are() -> None:
     images = make_images(TINY, 40, is_float=True)
     visits = make_visits(images, [40], [3])
-    assert_equals_torch(TINY, images, start_networks(TINY, 1), np.zeros((1, 1), int), visits, Sgd(16, 0.05))
+    assert_equals_torch(TINY, images, start_networks(TINY, 1), np.zeros((1, 1), int), visits, JobSgd(16, 0.05))
 
 
 @pytest.mark.full
@@ -147,7 +147,7 @@ def test_as_close_to_double_precision_as_pytorch_itself() -> None:
     images = make_images(layers, 100)
     networks, start = start_networks(layers, 2), np.array([[0, 1]])
     visits = make_visits(images, [100], [6])
-    sgd = Sgd(32, 0.05, 0.9, weight_decay=1e-3, max_norm=1.0)
+    sgd = JobSgd(32, 0.05, 0.9, weight_decay=1e-3, max_norm=1.0)
     exact = torch_train(layers, images, networks, start, visits, sgd)[0]
     single = torch_train(layers, images, networks, start, visits, sgd, dtype=torch.float32)[0]
     found = native.train(layers, images, networks, start, visits, sgd).parameters_JPD
@@ -162,14 +162,14 @@ def test_same_bits_for_any_number_of_threads_and_order_of_jobs(instruction_set: 
     sizes, epochs = [40, 0, 17, 90, 5, 33], [2, 3, 1, 2, 4, 2]
     visits = make_visits(images, sizes, epochs)
     networks, start = start_networks(layers, 7), np.stack([np.arange(6), np.arange(6)[::-1] + 1], 1)
-    sgd = Sgd(16, 0.05, 0.9, max_norm=0.5)
+    sgd = JobSgd(16, 0.05, 0.9, max_norm=0.5)
     one, two, four = (
         native.train(layers, images, networks, start, visits, sgd, num_threads=threads, instruction_set=instruction_set)
         for threads in (1, 2, 4)
     )
     order = np.array([3, 5, 0, 4, 1, 2])
     pieces = np.split(visits.examples_S, np.cumsum(np.multiply(sizes, epochs))[:-1])
-    shuffled = Visits(np.concatenate([pieces[i] for i in order]), np.array(sizes)[order], np.array(epochs)[order])
+    shuffled = JobVisits(np.concatenate([pieces[i] for i in order]), np.array(sizes)[order], np.array(epochs)[order])
     other = native.train(
         layers, images, networks, start[order], shuffled, sgd, num_threads=2, instruction_set=instruction_set
     )
@@ -183,11 +183,13 @@ def test_same_bits_for_any_number_of_threads_and_order_of_jobs(instruction_set: 
 def test_empty_job_returns_its_start() -> None:
     images = make_images(TINY, 20)
     networks = start_networks(TINY, 2)
-    found = native.train(TINY, images, networks, np.array([[1], [0]]), make_visits(images, [0, 8], [3, 0]), Sgd(4, 0.1))
+    found = native.train(
+        TINY, images, networks, np.array([[1], [0]]), make_visits(images, [0, 8], [3, 0]), JobSgd(4, 0.1)
+    )
     np.testing.assert_array_equal(found.parameters_JPD[:, 0], networks[[1, 0]])
     assert found.loss_J.tolist() == [0, 0]
     assert found.finite_J.all()
-    nothing = native.train(TINY, images, networks, np.empty((0, 1), int), make_visits(images, [], []), Sgd(4, 0.1))
+    nothing = native.train(TINY, images, networks, np.empty((0, 1), int), make_visits(images, [], []), JobSgd(4, 0.1))
     assert nothing.parameters_JPD.shape == (0, 1, TINY.num_parameters)
 
 
@@ -197,9 +199,9 @@ def test_empty_job_returns_its_start() -> None:
 def test_a_job_that_is_not_finite_keeps_it_to_itself(bad: Any, where: Any, instruction_set: Any) -> None:
     images = make_images(TINY, 30, is_float=True)
     networks = start_networks(TINY, 2)
-    visits = Visits(np.arange(30), np.array([10, 10, 10]), np.array([1, 1, 1]))
+    visits = JobVisits(np.arange(30), np.array([10, 10, 10]), np.array([1, 1, 1]))
     start = np.array([[0], [1], [0]])
-    sgd = Sgd(4, 0.1, max_norm=1.0)
+    sgd = JobSgd(4, 0.1, max_norm=1.0)
     clean = native.train(TINY, images, networks, start, visits, sgd, instruction_set=instruction_set)
     if where == "image":
         images.pixels_NCHW[13, 0, 5, 5] = bad
@@ -229,7 +231,7 @@ def test_networks_are_pulled_to_their_anchors(
     images, networks, anchors = make_images(layers, 60), start_networks(layers, 3), start_networks(layers, 4, seed=1)
     start, anchor = np.array([[0, 1], [2, 0], [1, 1]]), np.array([[3, 0], [-1, 2], [1, -1]])
     visits = make_visits(images, [30, 19, 7], [2, 3, 1])
-    sgd = Sgd(8, (0.05, 0.02, 0.1), momentum, weight_decay=0.01, l2=(0.7, 0.3), max_norm=max_norm)
+    sgd = JobSgd(8, (0.05, 0.02, 0.1), momentum, weight_decay=0.01, l2=(0.7, 0.3), max_norm=max_norm)
     pull: dict[str, Any] = {"anchors_AD": anchors, "anchor_JP": anchor}
     found = assert_equals_torch(layers, images, networks, start, visits, sgd, instruction_set=instruction_set, **pull)
     free = native.train(layers, images, networks, start, visits, sgd, instruction_set=instruction_set)
@@ -239,7 +241,7 @@ def test_networks_are_pulled_to_their_anchors(
 def test_an_anchor_of_strength_zero_changes_no_bit() -> None:
     images, networks = make_images(TINY, 60), start_networks(TINY, 3)
     start, visits = np.array([[0, 1], [2, 0]]), make_visits(images, [50, 19], [2, 2])
-    sgd = Sgd(16, 0.05, 0.9, weight_decay=0.01, max_norm=0.5)
+    sgd = JobSgd(16, 0.05, 0.9, weight_decay=0.01, max_norm=0.5)
     plain, anchored = (
         native.train(TINY, images, networks, start, visits, sgd, **pull)  # type: ignore[arg-type]
         for pull in ({}, {"anchors_AD": networks, "anchor_JP": start[::-1]})
@@ -259,7 +261,7 @@ def test_any_run_of_layers_moves_alone(name: str, instruction_set: str) -> None:
     for begin in range(len(ends) - 1):
         for last in range(begin + 1, len(ends)):
             moving = (slice(ends[begin], ends[last]), slice(None))
-            sgd = Sgd(8, 0.05, 0.9, weight_decay=0.01, l2=(0.2, 0.1), max_norm=0.4, moving=moving)
+            sgd = JobSgd(8, 0.05, 0.9, weight_decay=0.01, l2=(0.2, 0.1), max_norm=0.4, moving=moving)
             found = assert_equals_torch(layers, images, networks, start, visits, sgd, instruction_set=instruction_set)
             still = np.ones(ends[-1], dtype=bool)
             still[moving[0]] = False
@@ -270,9 +272,9 @@ def test_any_run_of_layers_moves_alone(name: str, instruction_set: str) -> None:
 def test_every_job_has_its_own_rate() -> None:
     images, networks = make_images(TINY, 60), start_networks(TINY, 1)
     visits, start = make_visits(images, [30, 20], [2, 3]), np.zeros((2, 1), int)
-    together = native.train(TINY, images, networks, start, visits, Sgd(8, (0.02, 0.1), 0.9, max_norm=1.0))
+    together = native.train(TINY, images, networks, start, visits, JobSgd(8, (0.02, 0.1), 0.9, max_norm=1.0))
     pieces = np.split(visits.examples_S, [60])
     for job, rate in enumerate((0.02, 0.1)):
-        alone = Visits(pieces[job], visits.num_examples_J[[job]], visits.num_epochs_J[[job]])
-        found = native.train(TINY, images, networks, start[:1], alone, Sgd(8, rate, 0.9, max_norm=1.0))
+        alone = JobVisits(pieces[job], visits.num_examples_J[[job]], visits.num_epochs_J[[job]])
+        found = native.train(TINY, images, networks, start[:1], alone, JobSgd(8, rate, 0.9, max_norm=1.0))
         assert found.parameters_JPD[0].tobytes() == together.parameters_JPD[job].tobytes()

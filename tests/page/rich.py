@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from tests.made_up_runs import fake
 
 EDGES, CLIENTS, ROUNDS = 5, 10, 12
 
 
-def rich(name: str = "fed-bac", seed: int = 0) -> Run:
+def rich(name: str = "fed-bac", seed: int = 0) -> StoredRun:
     """Return a run whose edges merge in round 7, with gaps, beliefs, a class mix and simulated time."""
     run = fake(name, seed=seed, edges=EDGES, rounds=ROUNDS)
     rng = np.random.default_rng(seed)
@@ -29,7 +29,7 @@ def rich(name: str = "fed-bac", seed: int = 0) -> Run:
     return replace(run, records=records, config={**run.config, "classes_per_edge": mix}, summary={})
 
 
-def rich_runs() -> list[Run]:
+def rich_runs() -> list[StoredRun]:
     """Return two methods with two seeds each, and one that has nothing but accuracies."""
     return [rich(name, seed) for name in ("fed-bac", "fedbac-plus") for seed in (0, 1)] + [fake("hierfavg")]
 

@@ -16,7 +16,7 @@ from fedbac.report import write_report
 from fedbac.rounds import metrics
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import play
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 from tests.covering import first
 from tests.made_up_runs import fake, renamed
 from tests.page import drawn
@@ -129,7 +129,7 @@ def test_a_run_is_chosen_and_figures_that_it_lacks_are_not_there(tab: Tab, repor
 # ------------------------------------------------------------------------- what is drawn, of planted values
 
 
-def planted(seed: int = 0, **values_T: Sequence[Any]) -> Run:
+def planted(seed: int = 0, **values_T: Sequence[Any]) -> StoredRun:
     """Return a run whose records have these values, one of each a round."""
     rounds = len(next(iter(values_T.values())))
     run = fake("fed-bac", seed=seed, rounds=rounds, edges=len(values_T.get("accuracy_per_edge", [[0, 0]])[0]))

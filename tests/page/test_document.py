@@ -14,17 +14,17 @@ from fedbac.report.document import document
 from fedbac.report.groups import summarized
 from fedbac.report.page import embedded
 from fedbac.runs import play
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from tests.made_up_runs import fake, renamed, with_task
 
 
-def changed(run: Run, *changes: dict[str, Any], **config: Any) -> Run:
+def changed(run: StoredRun, *changes: dict[str, Any], **config: Any) -> StoredRun:
     """Return a run in which the first records are changed, and its configuration."""
     records = [{**record, **change} for record, change in zip(run.records, changes, strict=False)]
     return replace(run, records=records + run.records[len(changes) :], config={**run.config, **config}, summary={})
 
 
-def of(run: Run) -> dict[str, Any]:
+def of(run: StoredRun) -> dict[str, Any]:
     (found,) = document(summarized([run]))["runs"]
     assert isinstance(found, dict)
     return found

@@ -98,7 +98,7 @@ def test_the_kernel_gives_nothing_back_once_it_is_told_to_stop() -> None:
     told = c_int32(1)
     with pytest.raises(InterruptedError):
         native.train(
-            TINY, images, networks, np.zeros((1, 1), int), make_visits(images, [40], [2]), native.Sgd(8, 0.1),
+            TINY, images, networks, np.zeros((1, 1), int), make_visits(images, [40], [2]), native.JobSgd(8, 0.1),
             stop=told,
         )  # fmt: skip
     with pytest.raises(InterruptedError):

@@ -20,7 +20,7 @@ from fedbac.report import final, outcome, write_report
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play, play_folder
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 
 ROUNDS, STOPPED = 5, 3
 TASK = Task(
@@ -42,8 +42,8 @@ class Examples:
 
     folders: dict[str, Path]
     """A finished run, and the same one stopped in the middle, both with two checkpoints."""
-    shown: dict[str, Run]
-    end: Run
+    shown: dict[str, StoredRun]
+    end: StoredRun
     weights: bytes
     """The tensors of the last checkpoint of the finished run."""
 
@@ -63,7 +63,7 @@ def play_examples(folder: Path) -> Examples:
             stop.wanted = True
             finish(playing)
     folders = {name: folder / name for name in ("finished", "stopped")}
-    shown: dict[str, Run] = {name: fedbac.load(path) for name, path in folders.items()}
+    shown: dict[str, StoredRun] = {name: fedbac.load(path) for name, path in folders.items()}
     return Examples(folders, shown, end, weights(folders["finished"]))
 
 
@@ -232,7 +232,7 @@ def _attempt(what: str, attempt: Callable[[], str | None]) -> str | None:
     return f"{what}: {found}" if found else None
 
 
-def _loads(folder: Path, wanted: Run) -> str | None:
+def _loads(folder: Path, wanted: StoredRun) -> str | None:
     return _other_than(fedbac.load(folder), wanted, keep_time=True)
 
 
@@ -253,7 +253,7 @@ def _resumes(folder: Path, examples: Examples) -> str | None:
     return other or (None if weights(folder) == examples.weights else "other weights")
 
 
-def _other_than(run: Run, wanted: Run, keep_time: bool) -> str | None:
+def _other_than(run: StoredRun, wanted: StoredRun, keep_time: bool) -> str | None:
     for field in ("config", "records", "summary"):
         if _comparable(getattr(run, field), keep_time) != _comparable(getattr(wanted, field), keep_time):
             return f"other {field}, and nobody said so"

@@ -18,7 +18,7 @@ from fedbac.errors import CheckpointError, ConfigError, RunFolderError
 from fedbac.runs import checkpoints
 from fedbac.runs.configure import experiment_in
 from fedbac.runs.play import finish, play, play_folder
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 from fedbac.runs.summary import NEWER
 from tests.covering import first
 from tests.store.damage import INPUTS, ROUNDS, STOPPED, Examples, complaint, damage, play_examples, weights
@@ -39,7 +39,7 @@ def stopped(examples: Examples, tmp_path: Path) -> Path:
     return Path(shutil.copytree(examples.folders["stopped"], tmp_path / "stopped"))
 
 
-def resumed(folder: Path) -> Run:
+def resumed(folder: Path) -> StoredRun:
     return finish(play_folder(RunFolder(folder), INPUTS))
 
 

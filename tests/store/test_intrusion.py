@@ -16,7 +16,7 @@ from fedbac.report import write_report
 from fedbac.runs import sweep
 from fedbac.runs.configure import configure
 from fedbac.runs.play import finish, play
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 from tests.store.damage import INPUTS, TASK
 
 ALONE = fedbac.Runtime(workers=1, device="cpu")
@@ -38,7 +38,7 @@ def run(two_rounds: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(two_rounds, tmp_path / "run"))
 
 
-def resume(folder: Path) -> Run:
+def resume(folder: Path) -> StoredRun:
     return finish(play(EXPERIMENT, folder=folder, inputs=INPUTS, runtime=ALONE))
 
 

@@ -25,7 +25,7 @@ from fedbac.runs import checkpoints, provenance
 from fedbac.runs.configure import configure, with_settings
 from fedbac.runs.play import finish, play
 from fedbac.runs.records import Writer
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 from fedbac.version import __version__, full_version
 from tests.engines.queueing import Queueing
 from tests.store.damage import INPUTS, TASK, weights
@@ -272,7 +272,7 @@ def test_a_snapshot_of_a_running_folder_resumes_to_the_same_bits(tmp_path: Path,
         assert weights(place) == weights(whole)
 
 
-def timeless(run: Run) -> list[dict[str, Any]]:
+def timeless(run: StoredRun) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in run.records]
 
 

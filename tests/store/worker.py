@@ -10,7 +10,7 @@ from fedbac.config.experiment import Task, Training
 from fedbac.data import toy
 from fedbac.runs import play as playing
 from fedbac.runs.configure import Inputs, configure
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 
 ROUNDS = 14
 TASK = Task(
@@ -57,7 +57,7 @@ network, phases that rest, and owners that remember for their steps."""
 SHORT = TASK.model_copy(update={"rounds": 12, "training": TASK.training.model_copy(update={"epochs": 1})})
 
 
-def row(name: str, folder: Path) -> Generator[dict[str, Any], None, Run]:
+def row(name: str, folder: Path) -> Generator[dict[str, Any], None, StoredRun]:
     """Play a row of Table I in a folder of its own, round by round."""
     inputs = Inputs(dataset=toy(size=8))
     experiment = configure(name, SHORT, settings=ROWS[name], inputs=inputs)

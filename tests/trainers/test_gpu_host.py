@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from fedbac.core import trees
 from fedbac.core.parts import Parts
 from fedbac.federation import Federation
-from fedbac.gpu import Plan
+from fedbac.gpu import NetworkPlan
 from fedbac.local import FusedTrainer, LoopTrainer, fused
 from fedbac.local.batches import LANES, Visits, VisitTable, shared_out
-from fedbac.local.fused import Layout
+from fedbac.local.fused import Workload
 from fedbac.native import Layers
 from fedbac.personalization import Additive
 from tests.support import on_test, order, question
@@ -41,7 +41,7 @@ class OnHost(FusedTrainer):
     calls = 0
     network: nn.Module
 
-    def _score(self, split: Any, networks: torch.Tensor, layout: Layout) -> Any:
+    def _score(self, split: Any, networks: torch.Tensor, layout: Workload) -> Any:
         self.calls += 1
         pixels, labels = split
         examples, jobs, slots, pairs = layout.examples, layout.jobs, layout.slots, layout.pairs
@@ -67,7 +67,7 @@ class OnHost(FusedTrainer):
 def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[OnHost, LoopTrainer, Federation]:
     monkeypatch.setattr(fused, "Module", NoModule)
     federation, scheme = setting(LAYERS, 16, floats=False, crop=0), Additive()
-    plan = Plan(LAYERS, 16, float_pixels=False)
+    plan = NetworkPlan(LAYERS, 16, float_pixels=False)
     host = OnHost(federation.network, scheme, federation.examples, plan, torch.device("cpu"))
     host.network = federation.network
     return host, LoopTrainer(federation.network, scheme, federation.examples), federation
@@ -139,7 +139,7 @@ def test_lanes_share_out_the_batches_and_leave_nobody_out(batches: list[int]) ->
 
 
 def test_layers_lie_side_by_side_in_the_kernels_layout() -> None:
-    plan = Plan(LAYERS, 16, float_pixels=False)
+    plan = NetworkPlan(LAYERS, 16, float_pixels=False)
     sizes = [3 * 10, 5 * 13, (20 + 1) * 9, (9 + 1) * 7]
     ends = np.cumsum(sizes).tolist()
     assert plan.inside(slice(0, ends[-1])) == slice(0, plan.size)

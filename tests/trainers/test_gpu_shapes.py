@@ -10,7 +10,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Personalization
 from fedbac.data import Augment, Dataset
 from fedbac.federation import Federation
-from fedbac.gpu import Plan
+from fedbac.gpu import NetworkPlan
 from fedbac.local import LoopTrainer, batches, fused
 from fedbac.native import Layers
 from fedbac.personalization import Additive, Shared
@@ -154,7 +154,7 @@ def test_lanes_change_no_bit(path: str, scheme: Personalization, monkeypatch: py
 
 @pytest.mark.parametrize("layers", SHAPES.values(), ids=SHAPES)
 def test_the_layout_holds_every_weight_once(layers: Layers) -> None:
-    plan = Plan(layers, 32, float_pixels=False)
+    plan = NetworkPlan(layers, 32, float_pixels=False)
     positions = plan.positions()
     count = sum(parameter.numel() for parameter in module(layers).parameters())
     assert sorted(positions[positions >= 0]) == list(range(count))
@@ -164,7 +164,7 @@ def test_the_layout_holds_every_weight_once(layers: Layers) -> None:
 
 @pytest.mark.parametrize("layers", SHAPES.values(), ids=SHAPES)
 def test_launches_cover_all_channels_and_examples(layers: Layers) -> None:
-    plan = Plan(layers, 50, float_pixels=False)
+    plan = NetworkPlan(layers, 50, float_pixels=False)
     launches = {launch.name: launch for launch in plan.training}
     for c in plan.convolutions:
         assert launches[f"convolve_{c.level}"].y * c.samples >= 50
@@ -178,12 +178,12 @@ def test_launches_cover_all_channels_and_examples(layers: Layers) -> None:
 
 def test_the_head_needs_no_more_room_backwards_than_forwards() -> None:
     for layers in SHAPES.values():
-        shared = {launch.name: launch.shared for launch in Plan(layers, 64, float_pixels=False).training}
+        shared = {launch.name: launch.shared for launch in NetworkPlan(layers, 64, float_pixels=False).training}
         assert shared["head_back"] <= max(96 * 1024, shared["head_train"])
 
 
 def test_lenet_finds_room_on_small_devices_and_a_wide_perceptron_does_not() -> None:
     assert all(
-        Plan(SHAPES[name], 64, float_pixels=False).shared <= 99 * 1024 for name in SHAPES if "wide l" not in name
+        NetworkPlan(SHAPES[name], 64, float_pixels=False).shared <= 99 * 1024 for name in SHAPES if "wide l" not in name
     )
-    assert Plan(Layers(3, 64, 64, (), (100, 10)), 32, float_pixels=False).shared > 227 * 1024
+    assert NetworkPlan(Layers(3, 64, 64, (), (100, 10)), 32, float_pixels=False).shared > 227 * 1024

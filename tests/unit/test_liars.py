@@ -222,7 +222,7 @@ def test_one_client_of_six_turns_the_reward_of_linucb_unless_the_median_speaks(a
     method = Method(name="x", measurement=Measurement(average=average))
     experiment, federation = prepare(method, DATA, SHARDS, world=world)
     site, loss_VG = federation.sites[0], np.array([[0.5], [1.5]]) * np.linspace(0.9, 1.1, 6)
-    found = measure.Measurement(site.clients, site.size_N.astype(float), Measured(loss_VG, loss_VG, site.size_N))
+    found = measure.GroupMeasurement(site.clients, site.size_N.astype(float), Measured(loss_VG, loss_VG, site.size_N))
     honest, heard = (
         fit_reward(*one.together().loss_VG[:, 0]) for one in (found, measure.told(found, experiment, site, 1))
     )

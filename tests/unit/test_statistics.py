@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbac.statistics import LEVEL, Standing, deviation, gap, holm, standing
+from fedbac.statistics import LEVEL, Ranking, deviation, gap, holm, standing
 
 TRIALS = 2000
 METHODS, SEEDS = (2, 3, 5, 8), (1, 2, 3, 5, 10)
@@ -18,7 +18,7 @@ TWO = math.sqrt(2) * 2
 """Two standard deviations of the gap between methods whose scores have a deviation of one."""
 
 
-def compared(num_methods: int, num_seeds: int, *above: float) -> Iterator[Standing]:
+def compared(num_methods: int, num_seeds: int, *above: float) -> Iterator[Ranking]:
     """Compare methods of equal noise again and again, the first ones better than the others by so much."""
     noise = np.random.default_rng([0, num_methods, num_seeds]).normal(size=(TRIALS, num_methods, num_seeds))
     noise[:, : len(above)] += np.array(above)[:, None]

@@ -10,30 +10,30 @@ from fedbac.data import toy
 from fedbac.engines import connect
 from fedbac.federation import assemble
 from fedbac.presets.notes import NOTES
-from fedbac.presets.table import DEVIATIONS, Row, row
+from fedbac.presets.table import DEVIATIONS, Cells, row
 from fedbac.runs.configure import Inputs, configure
 from tests.support import NO_KERNEL
 from tests.unit.tiny import tiny_task
 
 PAPER = {
-    "hierfavg": Row("3-tier", "✗", "Random", "✗", "Full", "✗"),
-    "abad": Row("3-tier", "✗", "Random", "✗", "Full", "✗"),
-    "trindade": Row("3-tier", "✗", "Resource-aware", "✓", "Full", "✗"),
-    "chpfl": Row("3-tier", "K-Means++", "Random", "✗", "Full", "Cluster"),
-    "phe-fl": Row("3-tier", "✗", "Random", "✗", "Distillation", "Edge"),
-    "ifca": Row("2-tier", "Loss-based", "Random", "✗", "None", "Cluster"),
-    "cfl": Row("2-tier", "Gradient-based", "Random", "✗", "None", "Cluster"),
-    "fl-hc": Row("2-tier", "Hierarchical", "Random", "✗", "None", "Cluster"),
-    "fed-cam": Row("2-tier", "Loss-based", "Random", "✗", "Full (additive)", "Cluster"),
-    "fedgwc": Row("2-tier", "Gaussian-weighted", "Random", "✗", "None", "Cluster"),
-    "power-of-choice": Row("2-tier", "✗", "Power-of-choice", "✗", "Full", "✗"),
-    "oort": Row("2-tier", "✗", "Utility-based", "✓", "Full", "✗"),
-    "cs-ucb": Row("2-tier", "✗", "MAB", "✓", "Full", "✗"),
-    "cocs": Row("3-tier", "✗", "CC-MAB", "✓", "Full", "✗"),
-    "fed-csad": Row("3-tier", "✗", "Contextual bandit", "✓", "Distillation", "Edge"),
-    "ditto": Row("2-tier", "✗", "Random", "✗", "Regularization", "Client"),
-    "fedrep": Row("2-tier", "✗", "Random", "✗", "Shared layers", "Client"),
-    "fed-bac": Row("3-tier", "LinUCB", "Thompson Sampling", "✓", "Full (additive)", "Cluster"),
+    "hierfavg": Cells("3-tier", "✗", "Random", "✗", "Full", "✗"),
+    "abad": Cells("3-tier", "✗", "Random", "✗", "Full", "✗"),
+    "trindade": Cells("3-tier", "✗", "Resource-aware", "✓", "Full", "✗"),
+    "chpfl": Cells("3-tier", "K-Means++", "Random", "✗", "Full", "Cluster"),
+    "phe-fl": Cells("3-tier", "✗", "Random", "✗", "Distillation", "Edge"),
+    "ifca": Cells("2-tier", "Loss-based", "Random", "✗", "None", "Cluster"),
+    "cfl": Cells("2-tier", "Gradient-based", "Random", "✗", "None", "Cluster"),
+    "fl-hc": Cells("2-tier", "Hierarchical", "Random", "✗", "None", "Cluster"),
+    "fed-cam": Cells("2-tier", "Loss-based", "Random", "✗", "Full (additive)", "Cluster"),
+    "fedgwc": Cells("2-tier", "Gaussian-weighted", "Random", "✗", "None", "Cluster"),
+    "power-of-choice": Cells("2-tier", "✗", "Power-of-choice", "✗", "Full", "✗"),
+    "oort": Cells("2-tier", "✗", "Utility-based", "✓", "Full", "✗"),
+    "cs-ucb": Cells("2-tier", "✗", "MAB", "✓", "Full", "✗"),
+    "cocs": Cells("3-tier", "✗", "CC-MAB", "✓", "Full", "✗"),
+    "fed-csad": Cells("3-tier", "✗", "Contextual bandit", "✓", "Distillation", "Edge"),
+    "ditto": Cells("2-tier", "✗", "Random", "✗", "Regularization", "Client"),
+    "fedrep": Cells("2-tier", "✗", "Random", "✗", "Shared layers", "Client"),
+    "fed-bac": Cells("3-tier", "LinUCB", "Thompson Sampling", "✓", "Full (additive)", "Cluster"),
 }
 EXPLAINED = {
     **{name: {"architecture"} for name in ("power-of-choice", "oort", "cs-ucb", "ditto", "fedrep")},

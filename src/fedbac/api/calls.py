@@ -31,8 +31,7 @@ from fedbac.runs.configure import (
     with_settings,
 )
 from fedbac.runs.replay import Verdict
-from fedbac.runs.store import Run as StoredRun
-from fedbac.runs.store import RunFolder, Tail, runs_in
+from fedbac.runs.store import RunFolder, StoredRun, Tail, runs_in
 from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, names_beside, run_all
 
 MethodLike = str | Method | Path

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from fedbac.api.results import Run
 from fedbac.errors import Error
-from fedbac.runs.store import Run as StoredRun
+from fedbac.runs.store import StoredRun
 
 Record = dict[str, Any]
 Show = Callable[[str, Record | None, int], None]

@@ -14,10 +14,9 @@ from fedbac.runs.configure import Inputs
 from fedbac.runs.models import Models, Predictor, save
 from fedbac.runs.play import saved_models
 from fedbac.runs.provenance import in_words
-from fedbac.runs.store import Run as StoredRun
-from fedbac.runs.store import RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 Per = Literal["round", "edge"]
 
 PLAIN = (
@@ -27,7 +26,7 @@ PLAIN = (
 """Numbers of a record that are columns as they are."""
 
 
-def rows(runs: Sequence[StoredRun], labels: Sequence[str], per: Per = "round") -> list[Row]:
+def rows(runs: Sequence[StoredRun], labels: Sequence[str], per: Per = "round") -> list[TableRow]:
     """Return the rows of runs, which their labels tell apart."""
     if per not in ("round", "edge"):
         raise ConfigError(f"per: {quoted(per)} is neither 'round' nor 'edge'")
@@ -42,7 +41,7 @@ def rows(runs: Sequence[StoredRun], labels: Sequence[str], per: Per = "round") -
     return found
 
 
-def _of_round(run: StoredRun, record: Row) -> list[Row]:
+def _of_round(run: StoredRun, record: TableRow) -> list[TableRow]:
     numbers = {key: record.get(key) for key in PLAIN}
     for moment in set(MOMENTS).intersection(record):
         numbers[f"accuracy_{moment}"] = (record[moment] or {}).get("accuracy")
@@ -54,7 +53,7 @@ def _of_round(run: StoredRun, record: Row) -> list[Row]:
     return [{"round": record["round"], **numbers, "num_selected": selected, **counts, **moved, **notes}]
 
 
-def _of_edges(run: StoredRun, record: Row) -> list[Row]:
+def _of_edges(run: StoredRun, record: TableRow) -> list[TableRow]:
     """Return a row per edge; where clients are clustered one by one, or all meet at one site, edges have no cluster."""
     accuracy, labels, selected = record["accuracy_per_edge"], record["assignment"], record.get("selected", ())
     of_edges = run.config["experiment"]["method"].get("unit", "edge") == "edge" and len(labels) == len(accuracy)

@@ -10,7 +10,7 @@ from fedbac.cli.deploying import KitArgument
 from fedbac.cli.terminal import AllowOption, extra, say
 from fedbac.errors import ConfigError
 
-Format = StrEnum("Format", ["PT2", "ONNX", "SAFETENSORS"])
+ModelFormat = StrEnum("ModelFormat", ["PT2", "ONNX", "SAFETENSORS"])
 """How a model is written."""
 
 
@@ -21,8 +21,9 @@ def model(
         int | None, typer.Option("--client", help="Or that of a client: its number over all edges, from 0.")
     ] = None,
     format_: Annotated[
-        Format, typer.Option("--format", help="pt2 (torch.export) and onnx run without fedbac; safetensors: weights.")
-    ] = Format.PT2,
+        ModelFormat,
+        typer.Option("--format", help="pt2 (torch.export) and onnx run without fedbac; safetensors: weights."),
+    ] = ModelFormat.PT2,
     out_file: Annotated[
         Path | None,
         typer.Option("--out", help="File to write; its card is FILE.json beside it. Default: model.FORMAT."),

@@ -18,7 +18,7 @@ from fedbac.errors import Error, visible
 from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs
 from fedbac.runs.stopping import Interrupted, Stop
-from fedbac.runs.store import Run, Tail
+from fedbac.runs.store import StoredRun, Tail
 from fedbac.runs.sweep import Laid, Point
 
 FEW = 10
@@ -36,7 +36,7 @@ def play_all(
     jobs: int = 1,
     spread: Runtime | None = None,
     until: int | None = None,
-) -> list[Run]:
+) -> list[StoredRun]:
     """Run, or resume, what has been laid out, up to a round or its end, and return the runs that did not fail.
 
     A single run's error is raised; of several, the others continue and errors are shown at the end. A signal stops all
@@ -50,7 +50,7 @@ def play_all(
     before = [folder.finished(until) for folder in folders]
     try:
         with stop.caught(), progress_bars() as bars:
-            board = Board(points, jobs, bars, until)
+            board = RunBoard(points, jobs, bars, until)
             caught = failures if len(points) > 1 else None
             for done in sweep.run_all(folders, spread or Runtime(), jobs, inputs, caught, stop, until):
                 board.update(done, failures, stop.wanted)
@@ -95,7 +95,7 @@ def show_failures(failures: Mapping[Path, Exception]) -> None:
         err.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
 
-class Board:
+class RunBoard:
     """Shows how far runs are: by a bar, or in lines of text where there is no terminal."""
 
     def __init__(self, points: Sequence[Point], jobs: int, bars: Progress, until: int | None = None) -> None:

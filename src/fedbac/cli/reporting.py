@@ -23,7 +23,7 @@ from fedbac.runs.folders import listed
 from fedbac.runs.stopping import Interrupted
 
 if TYPE_CHECKING:
-    from fedbac.runs.store import Run, RunFolder
+    from fedbac.runs.store import RunFolder, StoredRun
 
 log = logging.getLogger("fedbac")
 
@@ -76,13 +76,13 @@ def report(
             say(f"Figure: {path}")
 
 
-def conclude(runs: Sequence["Run"], folder: Path) -> None:
+def conclude(runs: Sequence["StoredRun"], folder: Path) -> None:
     """Show runs that have just been played, and write their report into a folder."""
     _show(runs, folder / "report.html")
     say(f"Runs: {folder}")
 
 
-def conclude_sweep(runs: Sequence["Run"], folder: Path) -> None:
+def conclude_sweep(runs: Sequence["StoredRun"], folder: Path) -> None:
     """Do so best first, and write means and deviations over seeds as data too."""
     from fedbac.runs.sweep import collect
 
@@ -112,7 +112,7 @@ def run_folders(folders: Sequence[Path]) -> list["RunFolder"]:
     return found
 
 
-def _show(runs: Sequence["Run"], page: Path) -> None:
+def _show(runs: Sequence["StoredRun"], page: Path) -> None:
     from fedbac.report import final, outcome, warnings, write_report
 
     (header, rows), leaders = final(runs)

@@ -35,7 +35,7 @@ from fedbac.runs.folders import shortened
 if TYPE_CHECKING:
     from fedbac.config.experiment import Runtime
     from fedbac.runs.configure import Inputs
-    from fedbac.runs.store import Run, RunFolder
+    from fedbac.runs.store import RunFolder, StoredRun
     from fedbac.runs.sweep import Point
     from fedbac.runs.tune import Play
 
@@ -269,7 +269,7 @@ def player(own: "Runtime", inputs: "Inputs", jobs: int) -> "Play":
     from fedbac.cli.playing import play_all
     from fedbac.runs.sweep import lay_out
 
-    def play(points: Sequence["Point"], folder: Path, until: int | None) -> Sequence["Run"]:
+    def play(points: Sequence["Point"], folder: Path, until: int | None) -> Sequence["StoredRun"]:
         laid = lay_out(points, own, parent=folder)
         runs = play_all(points, None, inputs=inputs, laid=laid, jobs=min(jobs, len(points)), until=until)
         if len(runs) < len(points):
@@ -365,7 +365,7 @@ def _source(names: Sequence[str], task: str | None, data: str | None) -> str:
 
 def _play(
     points: Sequence["Point"], folder: Path, runtime: "Runtime", inputs: "Inputs", overwrite: bool, live: bool,
-    show: Callable[[Sequence["Run"], Path], None] = conclude, jobs: int = 1, spread: "Runtime | None" = None,
+    show: Callable[[Sequence["StoredRun"], Path], None] = conclude, jobs: int = 1, spread: "Runtime | None" = None,
 ) -> None:  # fmt: skip
     """Lay out the runs of a folder, or the one that it is, play them, and show them; fail if one of them did."""
     from fedbac.cli.playing import play_all

@@ -42,7 +42,7 @@ def inherited(rule: EmptyCluster, before_N: IntArray, after_N: IntArray, num_clu
     return origin_KJ
 
 
-class Asking(Settings):
+class OneClusterFirst(Settings):
     """A policy that begins with all members in one cluster, and asks for the same after every round."""
 
     adaptive: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class Asking(Settings):
         return Ask(after=self.asks)
 
 
-class Labelled(Asking):
+class Labelled(OneClusterFirst):
     """A policy whose settings say how many clusters there are, and how labels begin."""
 
     if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.loss import Asking, start_labels
+from fedbac.clustering.loss import OneClusterFirst, start_labels
 from fedbac.core import bandits
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Ask, Evidence, Loss, Moment, Query, Split
@@ -45,7 +45,7 @@ class MergingState(NamedTuple):
     """The next round to look, and how many periods that was after the last; 0 periods as long as all are together."""
 
 
-class Merging(Asking):
+class Merging(OneClusterFirst):
     """Every so often: who fits whom (gaps), did merging help (gains), who merges, who leaves.
 
     The gap g of clusters a and b is what a's edges would lose with the network of b and b's with that of a. A ridge

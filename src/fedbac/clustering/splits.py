@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedbac.clustering.loss import Asking
+from fedbac.clustering.loss import OneClusterFirst
 from fedbac.core.geometry import cosines, distances
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence, Gram, Query, Statistic
@@ -23,7 +23,7 @@ class CosineState(NamedTuple):
     """The largest norm of an update in each of the first rounds; NaN for those that are still to come."""
 
 
-class CosineSplits(Asking):
+class CosineSplits(OneClusterFirst):
     """Start as one cluster; split one at rest whose members still pull apart.
 
     A cluster splits if ‖mean_i Δ_i‖ < ε1, the mean by data as its network is averaged, and max_i ‖Δ_i‖ > ε2. The two
@@ -125,7 +125,7 @@ class RewardsState(NamedTuple):
     """How many such rounds are enough."""
 
 
-class GaussianRewards(Asking):
+class GaussianRewards(OneClusterFirst):
     """Start as one cluster; split one when its members' shares in the rewards have come to rest and fall apart.
 
     Epoch s has the mean loss μ_s and the variance σ_s² over a cluster's members, by data. Member i is rewarded by r_i =

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import model_validator
 
-from fedbac.clustering.loss import Asking
+from fedbac.clustering.loss import OneClusterFirst
 from fedbac.core.geometry import coordinates, cosines, distances, known
 from fedbac.core.policies import Assignment, NoState, Unlearned
 from fedbac.core.queries import Ask, Evidence, Gram, Moment, Query
@@ -39,7 +39,7 @@ def matched(group_N: IntArray, evidence: Evidence) -> Assignment:
     return Assignment(after_N, origin_KJ)
 
 
-class _FromUpdates(Unlearned, Asking):
+class _FromUpdates(Unlearned, OneClusterFirst):
     """All members begin in one cluster; after some rounds they are grouped by what each changed in the last one.
 
     Groups keep the names of the clusters that they overlap most, and begin with the network that their members had. Who

@@ -43,7 +43,7 @@ from fedbac.core.queries import (
 )
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.world import World as Devices
+from fedbac.core.world import World
 
 T = TypeVar("T")
 ALL_ROUNDS, NUM_ROUNDS, SITE_ROUNDS = 200, 100, 30
@@ -64,7 +64,7 @@ def made_up(query: Statistic, trained_N: BoolArray, rng: Rng) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class World:
+class MadeUpWorld:
     """Members in clusters, of which some fail to train now and then, and some models diverge."""
 
     label_N: IntArray
@@ -84,7 +84,7 @@ class World:
             used_K=self.used_K.copy(),
         )
 
-    def moved(self, label_N: IntArray) -> "World":
+    def moved(self, label_N: IntArray) -> "MadeUpWorld":
         """Return the world with these labels."""
         return replace(self, label_N=label_N.copy(), used_K=self.used_K | np.isin(np.arange(self.used_K.size), label_N))
 
@@ -216,14 +216,14 @@ class _Clustered(_Play):
         with calling(who, "clusters()"):
             self.num_clusters = answers.checked_clusters(policy, policy.clusters(num_members), num_members)
 
-    def first(self, silent: bool = False) -> tuple[Any, World]:
+    def first(self, silent: bool = False) -> tuple[Any, MadeUpWorld]:
         """Return the first state and labels."""
         num, most = self.num_members, self.num_clusters
         check = partial(answers.checked_labels, self.policy, "start()", num_members=num, num_clusters=most)
         label_N = self.answered("start", check, ("start",), num_members=num)
-        return self.begin(), World(label_N, np.isin(np.arange(most), label_N), silent)
+        return self.begin(), MadeUpWorld(label_N, np.isin(np.arange(most), label_N), silent)
 
-    def play(self, silent: bool = False) -> tuple[Any, World]:
+    def play(self, silent: bool = False) -> tuple[Any, MadeUpWorld]:
         """Return the state and the labels after many rounds."""
         state, world = self.first(silent)
         for t in range(0 if isinstance(self.policy, Opening) else 1, NUM_ROUNDS + 1):
@@ -231,7 +231,7 @@ class _Clustered(_Play):
                 state, world = self.round(state, world, t)
         return state, world
 
-    def round(self, state: Any, world: World, t: int) -> tuple[Any, World]:
+    def round(self, state: Any, world: MadeUpWorld, t: int) -> tuple[Any, MadeUpWorld]:
         """Return the state and the labels after a round."""
         ask = self.ask(state, t)
         if ask is None or self.num_clusters == 1:
@@ -262,7 +262,7 @@ class _Clustered(_Play):
             good = False
         require(good, f"{self.who}: shown() must return plain data by name: text, finite numbers, lists and None")
 
-    def check_resume(self, state: Any, world: World, t: int) -> None:
+    def check_resume(self, state: Any, world: MadeUpWorld, t: int) -> None:
         """Hold a policy of the same settings to go on from a checkpoint as if nothing had happened."""
         loaded, other = self.reloaded(state), self.again()
         for later in range(t, min(t + NUM_ROUNDS, ALL_ROUNDS)):
@@ -300,7 +300,7 @@ class _Sharing(_Play):
         super().__init__(who, policy, num_members)
         self.num_clusters = 1 + (num_members + 1) // 2
         label_N = np.arange(num_members) % (self.num_clusters - 1)
-        self.world = World(label_N, np.isin(np.arange(self.num_clusters), label_N))
+        self.world = MadeUpWorld(label_N, np.isin(np.arange(self.num_clusters), label_N))
 
     def play(self) -> Any:
         """Return the state after many rounds."""
@@ -371,7 +371,7 @@ class _Site(_Play):
 
     def act(self, state: Any, t: int, size_N: IntArray) -> tuple[BoolArray, Evidence, Ask]:
         """Return the mask, and what the policy was shown and asked for."""
-        profile = Devices().profile(0, tuple(range(size_N.size)))
+        profile = World().profile(0, tuple(range(size_N.size)))
         evidence = Evidence(
             round=t,
             num_rounds=ALL_ROUNDS // 2,

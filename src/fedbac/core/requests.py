@@ -14,7 +14,7 @@ from fedbac.core.links import Link
 from fedbac.core.parts import Params, Parts
 from fedbac.core.policies import Aggregation
 from fedbac.core.queries import Split
-from fedbac.core.schema import LARGEST, AnyNumber, Local, Share, Some, Within
+from fedbac.core.schema import LARGEST, AnyNumber, Local, NearShare, Some, Within
 from fedbac.core.secret import Secret
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 
@@ -33,9 +33,9 @@ class Teachers:
 
     bank: AnyNumber[Params]
     """Stacked whole networks."""
-    weight_CT: AnyNumber[Share[FloatArray]]
+    weight_CT: AnyNumber[NearShare[FloatArray]]
     """β: by client, what each teacher counts. They sum to 1, or to 0 for a client without teachers, whose λ is 0."""
-    share_C: Share[FloatArray]
+    share_C: NearShare[FloatArray]
     """λ."""
     temperature: Annotated[float, Within(1e-300, LARGEST)] = 1.0
     """τ."""
@@ -70,7 +70,7 @@ class Train:
     shift: Local[Parts] = field(default_factory=dict)
     """By part, what is added to every client's gradient after clipping, a row for each; nothing where it is missing."""
     edge_rounds: Local[int] = 1
-    share: Share[float] = 1.0
+    share: NearShare[float] = 1.0
     """As of ``LocalRun``."""
 
     def rates(self, phase: int) -> FloatArray:

@@ -38,5 +38,5 @@ AnyNumber = Annotated[T, Mark.ANY_NUMBER]
 Unchecked = Annotated[T, Mark.UNCHECKED]
 """Any number, also NaN; tensors of any name and shape: what is wrapped up, or what one wrote oneself."""
 Finite = Annotated[T, Within(-math.inf, math.inf)]
-Share = Annotated[T, Within(0, 1 + 1e-9)]
+NearShare = Annotated[T, Within(0, 1 + 1e-9)]
 """From 0 to 1, but for rounding."""

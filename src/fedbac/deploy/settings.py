@@ -130,7 +130,7 @@ class ExternalAuthority(Configuration):
     """By site, the name in its certificate: a DNS name of its SAN, or its CN if it has no SAN."""
 
 
-class Members(Configuration):
+class MemberChanges(Configuration):
     """Who came later, left or moved: ``members`` of federation.yaml, as ``add``, ``leave`` and ``move`` write it."""
 
     added: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class SiteConfig(Configuration):
     """Names of the sites it takes; none at a client."""
     deploy: DeploySettings = DeploySettings()
     """How long it waits, and for whom."""
-    members: Members = Members()
+    members: MemberChanges = MemberChanges()
     """Who came later, left or moved; only the cloud has it."""
     external_ca: tuple[ExternalAuthority, ...] = ()
     """Which of the site itself, its parent and its children other authorities prove."""
@@ -235,7 +235,7 @@ class FederationConfig(Configuration):
     """Every edge, by its number."""
     deploy: DeploySettings = DeploySettings()
     """Given to every site."""
-    members: Members = Members()
+    members: MemberChanges = MemberChanges()
     """Who came later, left or moved."""
     external_ca: tuple[ExternalAuthority, ...] = ()
     """Organizations whose own authorities prove some of the sites."""
@@ -315,7 +315,7 @@ class FederationConfig(Configuration):
 
 GROUPS: dict[Any, type[Configuration]] = {
     "deploy": DeploySettings,
-    "members": Members,
+    "members": MemberChanges,
     "cloud": CloudPlace,
     "edges": EdgePlace,
     "external_ca": ExternalAuthority,

@@ -27,7 +27,7 @@ from fedbac.core.state import State
 from fedbac.engines.secret import SecretAverage
 from fedbac.engines.simulator import Simulator, average_of, averaged, without_networks
 from fedbac.local import one_thread
-from fedbac.rounds.cloud import Ordered, Record, Round
+from fedbac.rounds.cloud import Ordered, Recording, Round
 from fedbac.rounds.edge import Common
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 
@@ -114,7 +114,7 @@ class Prefetching(Simulator):
         ordered = round_.order(state)
         return round_, ordered, round_.reports(ordered)
 
-    def _concluded(self, round_: Round, ordered: Ordered, reports: list[TrainReport]) -> tuple[State, Record]:
+    def _concluded(self, round_: Round, ordered: Ordered, reports: list[TrainReport]) -> tuple[State, Recording]:
         """Conclude a round; again if the guess was wrong, or if memory runs out before all reports have been read."""
         try:
             return round_.conclude(ordered, reports)

@@ -1,6 +1,6 @@
 """Kernels that train many small networks at once on a GPU."""
 
 from fedbac.gpu.driver import available, shared_limit
-from fedbac.gpu.network import MAX_PARTS, Plan
+from fedbac.gpu.network import MAX_PARTS, NetworkPlan
 
-__all__ = ["MAX_PARTS", "Plan", "available", "shared_limit"]
+__all__ = ["MAX_PARTS", "NetworkPlan", "available", "shared_limit"]

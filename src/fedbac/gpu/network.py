@@ -39,7 +39,7 @@ class Launch:
     shared: int
 
 
-class Convolution:
+class ConvolutionBlock:
     """A block of convolution, ReLU and 2×2 max pooling, and the tiles in which the kernels work on it."""
 
     def __init__(
@@ -113,17 +113,17 @@ class Linear:
         """Blocks of its weights' gradient."""
 
 
-class Plan:
+class NetworkPlan:
     """The kernels for one network, size of batch and kind of image (uint8, or floats that are used as they are)."""
 
     def __init__(self, layers: Layers, room: int, float_pixels: bool) -> None:
         self.layers, self.float_pixels = layers, float_pixels
         self.room = room
         """Examples of one client that there is room for: the largest batch."""
-        self.convolutions: list[Convolution] = []
+        self.convolutions: list[ConvolutionBlock] = []
         shape, offset = (layers.channels, layers.height, layers.width), 0
         for outputs, kernel in layers.convolutions:
-            convolution = Convolution(len(self.convolutions), *shape, outputs, kernel, offset)
+            convolution = ConvolutionBlock(len(self.convolutions), *shape, outputs, kernel, offset)
             self.convolutions.append(convolution)
             shape, offset = (outputs, *convolution.pooled), offset + convolution.size
         self.conv_size = offset
@@ -208,7 +208,7 @@ class Plan:
     def _widest(self) -> int:
         return max(linear.padded for linear in self.linears)
 
-    def _back_warps(self, c: Convolution) -> int:
+    def _back_warps(self, c: ConvolutionBlock) -> int:
         warps = 4
         while warps > 1 and c.back_shared(warps) > SHARED_AIM:
             warps //= 2
@@ -248,10 +248,10 @@ class Plan:
         calls = {f"{name}(X)": " ".join(f"X({str(one)[1:-1]})" for one in entries) for name, entries in lists.items()}
         return "\n".join([header(numbers | calls), text("kernels.cu")])
 
-    def _placed(self) -> Iterator[tuple[Convolution | Linear, int, int]]:
+    def _placed(self) -> Iterator[tuple[ConvolutionBlock | Linear, int, int]]:
         """Yield each layer, the inputs of one of its outputs, and where its weights begin in a flat network."""
         begin = 0
-        layers: list[Convolution | Linear] = [*self.convolutions, *self.linears]
+        layers: list[ConvolutionBlock | Linear] = [*self.convolutions, *self.linears]
         for layer in layers:
             fan = layer.size // layer.padded - 1
             yield layer, fan, begin

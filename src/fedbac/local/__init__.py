@@ -115,7 +115,7 @@ def check_device(runtime: Runtime) -> None:
         raise ConfigError("runtime.device: 'cuda' is not allowed: torch finds no such device here; use cpu or auto")
 
 
-def _lacking(plan: gpu.Plan, networks: int, rows: bool) -> str | None:
+def _lacking(plan: gpu.NetworkPlan, networks: int, rows: bool) -> str | None:
     """Return why the kernels of a plan cannot run on this GPU, or None where they can."""
     if rows:
         return "on a GPU they know images alone; rows of numbers are fast on the CPU (runtime.device=cpu)"

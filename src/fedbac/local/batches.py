@@ -45,14 +45,14 @@ class Visits:
                     self.drawn[client, *moment, count] = self.of(client, *moment, count)
 
 
-Job = tuple[Train, int]
+Seat = tuple[Train, int]
 """A client: its request, and its place there."""
 
 
 class BatchTable:
     """Which examples every client visits at every step of every phase: the batches of its epochs, one after another."""
 
-    def __init__(self, examples: Examples, jobs: Sequence[Job], stages: Sequence[Stage], known: Visits) -> None:
+    def __init__(self, examples: Examples, jobs: Sequence[Seat], stages: Sequence[Stage], known: Visits) -> None:
         batch = examples.batch_room
         sizes = [examples.shards.train[request.clients[c]].size for request, c in jobs]
         cut = {size: examples.batches(size) for size in set(sizes)}

@@ -18,7 +18,7 @@ from fedbac.core.requests import Evaluate, Kept, Train, Trained
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.data import Augment, Dataset, Shards, class_counts, deal_test
-from fedbac.losses import CrossEntropy, Loss
+from fedbac.losses import CrossEntropy, LossFunction
 
 USUAL_BATCH = 1024
 """Up to this size batches have room for what was asked for, so that sums over them do not depend on who is there."""
@@ -35,7 +35,7 @@ class Examples:
     seed: int
     normalization: tuple[NDArray[np.float32], NDArray[np.float32]] | None
     """Per-channel mean and deviation of all training images, whoever holds them; None for data used as they are."""
-    loss: Loss = CrossEntropy()  # noqa: RUF009 (frozen)
+    loss: LossFunction = CrossEntropy()  # noqa: RUF009 (frozen)
     _statistics: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     """The same where it is needed: nothing may be copied to a GPU while a graph is captured."""
     _subsets: dict[tuple[int, Split, int], IntArray] = field(default_factory=dict, init=False, repr=False)

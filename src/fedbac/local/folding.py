@@ -75,11 +75,11 @@ class _Convolution(torch.autograd.Function):
         return to_x, to_weight, None, None
 
 
-Pair = tuple[int, int]
+Two = tuple[int, int]
 
 
 def filter_gradient(
-    x: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair, groups: int
+    x: Tensor, gradient: Tensor, shape: torch.Size, stride: Two, padding: Two, dilation: Two, groups: int
 ) -> Tensor:
     """Return the gradient of filters: batched products with the patches of images, summed over them in their order."""
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))

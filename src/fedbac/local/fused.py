@@ -18,7 +18,7 @@ from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.gpu.driver import Module, Streams, current_stream, pointers
-from fedbac.gpu.network import MAX_PARTS, Launch, Plan
+from fedbac.gpu.network import MAX_PARTS, Launch, NetworkPlan
 from fedbac.local.batches import LANES, Visits, VisitTable
 from fedbac.local.examples import Examples, Losses, cells, kept, rates, shares
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
@@ -71,7 +71,7 @@ def buffers_type(levels: int) -> type[Structure]:
 class Room:
     """The clients' weights and everything computed on the way, in buffers that stay where they are."""
 
-    def __init__(self, plan: Plan, rows: int, device: torch.device) -> None:
+    def __init__(self, plan: NetworkPlan, rows: int, device: torch.device) -> None:
         self.rows, self.plan = rows, plan
         self.given: dict[tuple[int, int, int], Arguments] = {}
         """The arguments of kernels for some rows, by the networks of a client and the clients."""
@@ -124,7 +124,7 @@ class Sums:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class Workload:
     """The work of some requests about one split. It says nothing of weights, so rounds that ask the same share it."""
 
     examples: NDArray[np.int32]
@@ -152,7 +152,7 @@ class Layout:
 
 def lay_out(
     requests: Sequence[tuple[Evaluate, list[IntArray]]], rows: Sequence[IntArray], batch: int, device: torch.device
-) -> Layout:
+) -> Workload:
     """Return the work of requests, given with their groups of examples and the networks of their models, ``row_VP``."""
     examples, jobs, slots = [np.zeros(0, np.int64)], [np.zeros((0, 4), np.int64)], [np.zeros(0, np.int64)]
     pairs, counts = [], []
@@ -179,7 +179,7 @@ def lay_out(
             at_VP = at_S[place_VP.reshape(mine_VP.shape)]
             columns = np.broadcast_arrays(first_G, size_G, *(at_V[:, None] + (first_G - first) for at_V in at_VP.T))
             pairs.append(np.stack(columns, -1).reshape(-1, len(columns)))
-    return Layout(
+    return Workload(
         examples=np.concatenate(examples).astype(np.int32),
         jobs=np.concatenate(jobs).astype(np.int32),
         slots=np.concatenate(slots).astype(np.int32),
@@ -201,11 +201,11 @@ SCORED_AT_ONCE = 2**24
 """Networks times examples whose logits are kept until they are judged."""
 
 
-def plan_for(layers: Layers, examples: Examples) -> Plan:
+def plan_for(layers: Layers, examples: Examples) -> NetworkPlan:
     """Return the kernels for a network and the batches that its clients have."""
     largest = max((mine.size for mine in examples.shards.train), default=1)
     batch = min(examples.training.batch_size, largest)
-    return Plan(layers, max(batch, LEAST_ROOM), float_pixels=examples.normalization is None)
+    return NetworkPlan(layers, max(batch, LEAST_ROOM), float_pixels=examples.normalization is None)
 
 
 class Moves(NamedTuple):
@@ -222,7 +222,7 @@ class FusedTrainer:
     """Trains the clients of all requests in step: those with most batches first, so that the active ones lead."""
 
     def __init__(
-        self, network: nn.Module, scheme: Personalization, examples: Examples, plan: Plan, device: torch.device
+        self, network: nn.Module, scheme: Personalization, examples: Examples, plan: NetworkPlan, device: torch.device
     ) -> None:
         self.path = "cuda-fused"
         self.device = device
@@ -248,7 +248,7 @@ class FusedTrainer:
         self.into = torch.from_numpy(np.where(positions < 0, used.size, positions)).to(device)
         self.out_of = torch.from_numpy(used[np.argsort(positions[used])]).to(device)
         self.room = Room(plan, 0, device)
-        self.layouts: dict[Hashable, Layout] = {}
+        self.layouts: dict[Hashable, Workload] = {}
         self.visits = Visits(examples)
         self.bytes_per_client = len(self.anatomy.networks) * (plan.row_bytes + 4 * plan.size)
 
@@ -435,7 +435,7 @@ class FusedTrainer:
         return finish
 
     def _score(
-        self, split: tuple[Tensor, Tensor], networks: Tensor, layout: Layout
+        self, split: tuple[Tensor, Tensor], networks: Tensor, layout: Workload
     ) -> Callable[[], tuple[FloatArray, FloatArray]]:
         """Have the device sum loss and correct answers of every pair of a model and a group; what returns waits."""
         there, num_jobs, num_pairs = layout.there, len(layout.jobs), len(layout.pairs)

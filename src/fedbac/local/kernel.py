@@ -67,8 +67,8 @@ class NativeTrainer:
         return out
 
     def _run(
-        self, stage: Stage, fleet: Fleet, visits: native.Visits, rate_J: FloatArray, goes_on: bool
-    ) -> native.Outcome:
+        self, stage: Stage, fleet: Fleet, visits: native.JobVisits, rate_J: FloatArray, goes_on: bool
+    ) -> native.TrainingOutcome:
         """Run a phase of all jobs; momentum is handed on only where it ``goes_on``."""
         table_TD, start_JP = fleet.start(stage.networks)
         velocity_JPD, shift_JPD = fleet.velocity(stage.networks), fleet.shift(stage.networks)
@@ -77,7 +77,7 @@ class NativeTrainer:
         if stage.anchors:
             nothing = np.full(rate_J.size, -1)
             anchor_JP = np.stack([nothing if s.anchor is None else fleet.row_J[s.anchor] for s in spans], 1)
-        sgd = native.Sgd(
+        sgd = native.JobSgd(
             training.batch_size, rate_J, stage.momentum, [s.decay for s in spans], [s.penalty for s in spans],
             training.clip_norm or 0.0, clip_per_part=training.clip_scope == "per_network",
             moving=[s.weights for s in spans], drop_last=training.drop_last,
@@ -141,12 +141,12 @@ class NativeTrainer:
             return native.Images(pixels.float().numpy().reshape(shape), labels.numpy())
         return native.Images(pixels.numpy(), labels.numpy(), *self.examples.normalization)
 
-    def _visits(self, requests: Sequence[Train], epochs: int) -> native.Visits:
+    def _visits(self, requests: Sequence[Train], epochs: int) -> native.JobVisits:
         at = [(client, request.round, request.edge_round) for request in requests for client in request.clients]
         visits = [self.examples.visits(*address, epochs) for address in at]
         sizes, crop, flip = [visit.shape[1] for visit in visits], *self.examples.crops_and_flips(at, visits)
         examples = np.concatenate([visit.reshape(-1) for visit in visits])
-        return native.Visits(examples, np.array(sizes), np.full(len(visits), epochs), crop, flip)
+        return native.JobVisits(examples, np.array(sizes), np.full(len(visits), epochs), crop, flip)
 
 
 KNOWN = (nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear)

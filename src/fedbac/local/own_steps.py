@@ -19,7 +19,7 @@ from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import draws, kernels, seeded
 from fedbac.core.settings import BoolArray, IntArray
 from fedbac.errors import ConfigError
-from fedbac.local.batches import BatchTable, Job, Visits
+from fedbac.local.batches import BatchTable, Seat, Visits
 from fedbac.local.examples import Examples, Losses, shares
 from fedbac.local.folding import for_many
 from fedbac.local.stages import Stage, adamw_of, adamw_step, corrections
@@ -102,7 +102,7 @@ class OwnSteps:
 class Steps:
     """The ``LocalSteps`` of some clients: at each turn those who still have a batch."""
 
-    def __init__(self, own: OwnSteps, jobs: Sequence[Job], epochs: int) -> None:
+    def __init__(self, own: OwnSteps, jobs: Sequence[Seat], epochs: int) -> None:
         self.own, self.jobs, self.epochs = own, jobs, epochs
         self.table = BatchTable(own.examples, jobs, [Stage(None, (), epochs, {})], own.visits)
         rates = np.array([request.rates(0)[c] for request, c in jobs])

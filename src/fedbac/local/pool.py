@@ -63,7 +63,7 @@ def _end_with(parent: int, scratch: Path | None) -> None:
     os._exit(1)
 
 
-Packed = dict[str, dict[str, np.ndarray]]
+Arrays = dict[str, dict[str, np.ndarray]]
 """Parts as numpy arrays: cheap to send between processes."""
 
 START_SECONDS = 5.0
@@ -84,14 +84,14 @@ def _begin(arguments: str) -> None:
         _worker = LoopTrainer(*pickle.load(file))
 
 
-def _train(request: Train, bank: Packed, momentum: Packed, shift: Packed) -> tuple[Packed, Packed, Trained]:
+def _train(request: Train, bank: Arrays, momentum: Arrays, shift: Arrays) -> tuple[Arrays, Arrays, Trained]:
     """Return what a client comes back with: its parts and momentum packed, and the rest."""
     whole = replace(request, bank=_unpack(bank), momentum=_unpack(momentum) or None, shift=_unpack(shift))
     trained = _worker.train_one(whole, 0)
     return _pack(trained.parts_C), _pack(trained.momentum or {}), replace(trained, parts_C={}, momentum=None)
 
 
-def _evaluate(request: Evaluate, bank: Packed) -> Measured:
+def _evaluate(request: Evaluate, bank: Arrays) -> Measured:
     return _worker.evaluate_one(replace(request, bank=_unpack(bank)))
 
 
@@ -207,9 +207,9 @@ def _own(teachers: Teachers | None) -> Teachers | None:
     return replace(teachers, bank=bank, weight_CT=teachers.weight_CT[:, counts])
 
 
-def _pack(parts: Parts) -> Packed:
+def _pack(parts: Parts) -> Arrays:
     return {part: {name: value.numpy() for name, value in params.items()} for part, params in parts.items()}
 
 
-def _unpack(packed: Packed) -> Parts:
+def _unpack(packed: Arrays) -> Parts:
     return {part: {n: torch.from_numpy(value) for n, value in arrays.items()} for part, arrays in packed.items()}

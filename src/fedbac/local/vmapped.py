@@ -45,7 +45,7 @@ ROOM_SHRINK = 4
 Precision = Literal["float32", "tf32", "bf16"]
 
 
-class TeacherRows:
+class TeacherBuffers:
     """The teachers of all clients of a stack, in buffers that stay where they are."""
 
     def __init__(self, network: nn.Module, bank: Params, capacity: int, device: torch.device) -> None:
@@ -133,7 +133,7 @@ class Stack:
         """What is added to gradients, of the parts of which it ever was."""
         self.received: dict[str, Params] = {}
         """The networks that pull, as the clients received them."""
-        self.teacher_rows: TeacherRows | None = None
+        self.teacher_rows: TeacherBuffers | None = None
         """The teachers of this round; kept for another with as many of them."""
         self.taught = False
         """Whether anybody learns from them in this round."""
@@ -199,7 +199,7 @@ class Stack:
         if bank is None:
             return
         if self.teacher_rows is None or self.teacher_rows.size != trees.count(bank):
-            self.teacher_rows = TeacherRows(self.network, bank, self.capacity, self.device)
+            self.teacher_rows = TeacherBuffers(self.network, bank, self.capacity, self.device)
             self.graphs = {key: graph for key, graph in self.graphs.items() if not key[-1]}  # they knew the old one
         self.teacher_rows.load(requests, bank, order)
 

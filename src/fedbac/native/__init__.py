@@ -143,7 +143,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Visits:
+class JobVisits:
     """Which examples every job visits, in which order and how augmented. The jobs follow one another, and in each job
     its epochs; visits that ``drop_last`` drops are listed too."""
 
@@ -157,7 +157,7 @@ class Visits:
 
 
 @dataclass(frozen=True)
-class Sgd:
+class JobSgd:
     """How jobs train; a number given for all parts may also be a sequence with one entry for each. g = ∇(mean
     cross-entropy of the batch) + l2·(w - anchor);  g ← g·min(1, max_norm / (‖g‖ + 1e-6)) + shift; v ← momentum·v + g +
     weight_decay·w;  w ← w - learning_rate·v, as ``torch.optim.SGD`` after ``clip_grad_norm_``."""
@@ -178,7 +178,7 @@ class Sgd:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class TrainingOutcome:
     """What training returns for every job."""
 
     parameters_JPD: NDArray[np.float32]
@@ -219,8 +219,8 @@ def train(
     images: Images,
     networks_TD: NDArray[np.float32],
     start_JP: NDArray[np.int64],
-    visits: Visits,
-    sgd: Sgd,
+    visits: JobVisits,
+    sgd: JobSgd,
     *,
     anchors_AD: NDArray[np.float32] | None = None,
     anchor_JP: NDArray[np.int64] | None = None,
@@ -230,7 +230,7 @@ def train(
     num_threads: int = 1,
     instruction_set: str | None = None,
     stop: c_int32 | None = None,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train every job from its rows of ``networks_TD``; the same bits for any number of threads and order of jobs.
     ``anchor_JP`` names the rows of ``anchors_AD`` to which ``l2`` pulls; it pulls to zero where that is negative.
     Another thread may set ``stop`` to end the work early, by an InterruptedError."""
@@ -284,7 +284,7 @@ def train(
         epoch_loss=epoch_loss, max_epochs=max_epochs, finite=finite, stop=None if stop is None else addressof(stop),
     )  # fmt: skip
     _raise_for(_library().fedbac_train(byref(call)), num_parts)
-    return Outcome(parameters, loss, square, epoch_loss, finite.astype(bool), velocity_out)
+    return TrainingOutcome(parameters, loss, square, epoch_loss, finite.astype(bool), velocity_out)
 
 
 def evaluate(

@@ -46,7 +46,7 @@ MIXED = {"interpolated", "adaptive_start"}
 """Schemes in which a model of one's own is mixed with the one for all."""
 
 
-class Row(NamedTuple):
+class Cells(NamedTuple):
     """A method's cells."""
 
     architecture: str
@@ -58,9 +58,9 @@ class Row(NamedTuple):
     aggregation: str = "Mean"
 
 
-def row(method: Method) -> Row:
+def row(method: Method) -> Cells:
     """Return the cells of a method."""
-    return Row(
+    return Cells(
         architecture=f"{method.topology.tiers}-tier",
         clustering=CLUSTERING.get(method.clustering.kind, method.clustering.kind),
         selection=SELECTION.get(method.selection.kind, method.selection.kind),

@@ -12,15 +12,15 @@ from fedbac.report.groups import begun
 from fedbac.report.outcome import final, outcome, warnings
 from fedbac.report.page import write_report
 from fedbac.report.table import table
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
 
 class _Report(ModuleType):
     """This package, which can be called: Python gives its name in ``fedbac`` to the package once it is imported, and
     ``fedbac.report(runs)`` must go on to work."""
 
-    def __call__(self, runs: Run | Sequence[Run], path: Path | str = "report.html") -> Path:
-        return write_report(begun([runs] if isinstance(runs, Run) else list(runs)), Path(path))
+    def __call__(self, runs: StoredRun | Sequence[StoredRun], path: Path | str = "report.html") -> Path:
+        return write_report(begun([runs] if isinstance(runs, StoredRun) else list(runs)), Path(path))
 
 
 sys.modules[__name__].__class__ = _Report

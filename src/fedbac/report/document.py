@@ -13,7 +13,7 @@ from typing import Any
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
 from fedbac.report.groups import groups, labels, last_rounds, look_up
 from fedbac.report.sections import printable
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
 SCALE = 10_000
 """Of accuracies."""
@@ -27,7 +27,7 @@ DIGITS = 5
 Json = dict[str, Any]
 
 
-def document(runs: Sequence[Run]) -> Json:
+def document(runs: Sequence[StoredRun]) -> Json:
     """Return what there is to show of summarized runs."""
     together = groups(runs) if runs else []
     mixes: list[list[list[int]]] = []
@@ -47,7 +47,7 @@ def document(runs: Sequence[Run]) -> Json:
     }
 
 
-def run_data(run: Run) -> Json:
+def run_data(run: StoredRun) -> Json:
     """Return what there is to show of one run."""
     records, sites = run.records, site_sizes(run)
     num_clients = sum(sites)
@@ -68,7 +68,7 @@ def run_data(run: Run) -> Json:
     }
 
 
-def class_mix(run: Run) -> list[list[int]] | None:
+def class_mix(run: StoredRun) -> list[list[int]] | None:
     """Return how many examples of each class every edge holds; None of runs that did not write it down."""
     lines = run.config.get("classes_per_edge")
     if not isinstance(lines, list):
@@ -89,7 +89,7 @@ def changes(assignments: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]
     ]
 
 
-def site_sizes(run: Run) -> list[int]:
+def site_sizes(run: StoredRun) -> list[int]:
     """Return how many clients each edge has, as the task says."""
     edges, clients = (look_up(run.config, f"experiment.task.{key}") for key in ("num_edges", "clients_per_edge"))
     if isinstance(clients, list | tuple):

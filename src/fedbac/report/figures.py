@@ -21,12 +21,12 @@ from fedbac.report.canvas import LEGEND, TEXT, End
 from fedbac.report.groups import Group, edge_accuracy, groups, labels, numbers, rounds_of, summarized
 from fedbac.report.table import human_bytes, percent, traffic
 from fedbac.report.theme import CLUSTERS, GRID, INK, ON_COLOUR, SURFACE, TRAFFIC
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
-Values = Callable[[Run], FloatArray]
+Values = Callable[[StoredRun], FloatArray]
 
 
-def figures(runs: Sequence[Run]) -> dict[str, Figure]:
+def figures(runs: Sequence[StoredRun]) -> dict[str, Figure]:
     """Return accuracy, clusters, edges, bytes, and assignment where some run has more than one cluster."""
     runs = summarized(runs)
     together = groups(runs)
@@ -43,7 +43,7 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     return drawn
 
 
-def save_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
+def save_figures(runs: Sequence[StoredRun], folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
     """Write every figure in every format into the folder; the same runs give the same files."""
     make_folder(folder)
     drawn = {folder / f"{name}.{kind}": figure for name, figure in figures(runs).items() for kind in formats}
@@ -120,7 +120,7 @@ def _places(rank_M: FloatArray) -> FloatArray:
     return np.linspace(0, 1, rank_M.size) if rank_M.size > 1 else np.full(rank_M.size, 0.5)
 
 
-def _bytes(runs: Sequence[Run]) -> Figure:
+def _bytes(runs: Sequence[StoredRun]) -> Figure:
     names = [canvas.short(label) for label in labels(runs)]
     totals = [human_bytes(run.summary["bytes_total"]) for run in runs]
     figure, (axes,) = canvas.panels(
@@ -168,7 +168,7 @@ def _bar_axis(axes: Axes, names: Sequence[str]) -> None:
     axes.tick_params(axis="y", labelcolor=INK)
 
 
-def _assignment(clustered: Sequence[tuple[str, Run]]) -> Figure:
+def _assignment(clustered: Sequence[tuple[str, StoredRun]]) -> Figure:
     sizes = [len(run.records[0]["assignment"]) for _, run in clustered]
     heights = [min(max(0.17 * size, 0.8), 4.5) for size in sizes]
     figure, panels = canvas.panels(heights, right=0.3)
@@ -181,7 +181,7 @@ def _assignment(clustered: Sequence[tuple[str, Run]]) -> Figure:
     return figure
 
 
-def _cells(axes: Axes, run: Run, last: float) -> None:
+def _cells(axes: Axes, run: StoredRun, last: float) -> None:
     """Draw a row per edge, one bar for as long as it stays in a cluster, with the cluster's number."""
     label_TM = np.array([record["assignment"] for record in run.records])
     rounds_T = rounds_of(run)

@@ -11,7 +11,7 @@ from fedbac.errors import ConfigError, FederationError
 from fedbac.report.document import document
 from fedbac.report.groups import summarized
 from fedbac.report.sections import NAMES, escaped, sections
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 
 TITLE = "Federated learning, live"
 
@@ -37,7 +37,7 @@ class Follower:
         self.find = find
         self._start, self._count = time.time_ns(), 0
         self._lock = threading.Lock()
-        self._seen: dict[Path, tuple[Stamp, Run | str]] = {}
+        self._seen: dict[Path, tuple[Stamp, StoredRun | str]] = {}
         self.shown = self._show()
         self.refresh()
 
@@ -54,7 +54,7 @@ class Follower:
 
     def _show(self) -> Shown:
         found = [found for _, found in self._seen.values()]
-        runs = [found for found in found if isinstance(found, Run) and found.records]
+        runs = [found for found in found if isinstance(found, StoredRun) and found.records]
         problems = [found for found in found if isinstance(found, str)]
         nothing = f'<header><h1>{TITLE}</h1><p class="lead">No round is finished yet.</p></header>'
         parts = sections(summarized(runs), TITLE) if runs else dict.fromkeys(NAMES, "") | {"header": nothing}
@@ -65,9 +65,9 @@ class Follower:
         return Shown(version, parts, shown | {"version": version, "status": _status(found)})
 
 
-def _status(found: Sequence[Run | str]) -> str:
+def _status(found: Sequence[StoredRun | str]) -> str:
     """Return in words how far the runs are."""
-    runs = [run for run in found if isinstance(run, Run)]
+    runs = [run for run in found if isinstance(run, StoredRun)]
     planned = [int(run.config["experiment"]["task"]["rounds"]) for run in runs]
     finished = sum(len(run.records) >= rounds for run, rounds in zip(runs, planned, strict=True))
     done, total = sum(len(run.records) for run in runs), sum(planned)
@@ -87,7 +87,7 @@ def _stamp(folder: RunFolder) -> Stamp:
     return tuple(stamps)
 
 
-def _read(folder: RunFolder) -> Run | str:
+def _read(folder: RunFolder) -> StoredRun | str:
     """Return the run, or what is wrong with it; a last line that is still being written is not there yet."""
     try:
         return folder.read()

@@ -16,9 +16,9 @@ from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
 from fedbac.report.theme import SERIES, Look
 from fedbac.rounds import metrics
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac.runs.summary import leaves, summarize
-from fedbac.statistics import Standing, deviation, standing
+from fedbac.statistics import Ranking, deviation, standing
 
 log = logging.getLogger("fedbac")
 
@@ -40,7 +40,7 @@ class Group:
     """Runs that differ in their seed only."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
     look: Look
 
     @property
@@ -77,18 +77,18 @@ class Group:
         """The spread, where there is one to show."""
         return self.spread if self.spread_over else None
 
-    def curves(self, values: Callable[[Run], FloatArray]) -> list[tuple[FloatArray, FloatArray]]:
+    def curves(self, values: Callable[[StoredRun], FloatArray]) -> list[tuple[FloatArray, FloatArray]]:
         """Return rounds and values of each run."""
         return [(rounds_of(run), values(run)) for run in self.runs]
 
-    def mean_curve(self, values: Callable[[Run], FloatArray]) -> tuple[FloatArray, FloatArray]:
+    def mean_curve(self, values: Callable[[StoredRun], FloatArray]) -> tuple[FloatArray, FloatArray]:
         """Return the mean over the runs, for the rounds that all of them have."""
         curves = self.curves(values)
         length = min(len(rounds) for rounds, _ in curves)
         return curves[0][0][:length], metrics.finite_mean(np.stack([curve[:length] for _, curve in curves]))
 
 
-def begun(runs: Sequence[Run]) -> list[Run]:
+def begun(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """Return the runs that have a complete round and say which have none, as in an interrupted comparison."""
     empty = [str(run.folder or run.name) for run in runs if not run.records]
     if empty and len(empty) == len(runs):
@@ -98,7 +98,7 @@ def begun(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.records]
 
 
-def summarized(runs: Sequence[Run]) -> list[Run]:
+def summarized(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """Return the runs with a summary of all their records; a run that was cut off has none, or an old one."""
     if not runs:
         raise ValueError("no runs to report; give at least one run")
@@ -120,14 +120,14 @@ def look_up(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
     return node
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
+def labels(runs: Sequence[StoredRun]) -> list[str]:
     """Return a different label for every run: its name, with what sets it apart where names repeat."""
     return distinct([run.name for run in runs], runs, [run.folder.name if run.folder else "" for run in runs])
 
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+def groups(runs: Sequence[StoredRun]) -> list[Group]:
     """Return the runs by everything but their seed, in order of appearance, each with its look."""
-    members: dict[str, list[Run]] = {}
+    members: dict[str, list[StoredRun]] = {}
     for run in runs:
         experiment = {key: value for key, value in run.config["experiment"].items() if key != "seed"}
         members.setdefault(json.dumps([experiment, data_of(run)], sort_keys=True, default=str), []).append(run)
@@ -138,43 +138,43 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     return [Group(name, tuple(some), look) for name, some, look in zip(names, several, looks, strict=True)]
 
 
-def compared(together: Sequence[Group]) -> Standing:
+def compared(together: Sequence[Group]) -> Ranking:
     """Return how groups stand beside each other, by their labels."""
     return standing({group.label: group.by_seed for group in together})
 
 
-def rounds_of(run: Run) -> FloatArray:
+def rounds_of(run: StoredRun) -> FloatArray:
     """Return the round numbers."""
     return numbers(run, "round")
 
 
-def numbers(run: Run, key: str) -> FloatArray:
+def numbers(run: StoredRun, key: str) -> FloatArray:
     """Return a number of every record; NaN where there is none."""
     return np.array([np.nan if record.get(key) is None else float(record[key]) for record in run.records])
 
 
-def last_rounds(run: Run) -> int:
+def last_rounds(run: StoredRun) -> int:
     """Return how many last rounds the final numbers are taken over."""
     return min(int(look_up(run.config, "experiment.evaluation.last_rounds", 10)), len(run.records))
 
 
-def edge_accuracy(run: Run) -> FloatArray:
+def edge_accuracy(run: StoredRun) -> FloatArray:
     """Return each edge's accuracy, the mean over the last rounds."""
     return metrics.edge_accuracy(run.records[-last_rounds(run) :])
 
 
-def data_of(run: Run) -> str | None:
+def data_of(run: StoredRun) -> str | None:
     """Return the hash of the data set; of a fraction of it, the hash of the whole, since each seed draws its own."""
     sampled = look_up(run.config, "experiment.task.data_fraction", 1) != 1
     found: str | None = look_up(run.config, "data.source_sha256" if sampled else "data.sha256")
     return found
 
 
-def _method(run: Run) -> str:
+def _method(run: StoredRun) -> str:
     return str(look_up(run.config, "experiment.method.name", run.name))
 
 
-def _place(runs: Sequence[Run]) -> str:
+def _place(runs: Sequence[StoredRun]) -> str:
     """Return the folder of a run, or what the folders of several seeds have in common, as those of a sweep do."""
     names = {run.folder.name for run in runs if run.folder is not None}
     if len(runs) > 1:
@@ -198,7 +198,7 @@ def _looks(methods: Sequence[str]) -> list[Look]:
     return [Look.at(given[place]) for place in range(len(methods))]
 
 
-def distinct(names: Sequence[str], examples: Sequence[Run], folders: Sequence[str]) -> list[str]:
+def distinct(names: Sequence[str], examples: Sequence[StoredRun], folders: Sequence[str]) -> list[str]:
     """Return a different label for each name: those that repeat with the settings that differ, or with their folder.
 
     ``examples`` are runs of the settings behind each name, ``folders`` where they are.
@@ -215,7 +215,7 @@ def distinct(names: Sequence[str], examples: Sequence[Run], folders: Sequence[st
     return _numbered(labels, examples)
 
 
-def _numbered(labels: list[str], examples: Sequence[Run]) -> list[str]:
+def _numbered(labels: list[str], examples: Sequence[StoredRun]) -> list[str]:
     """Return labels that all differ: those of the same settings by their whole path, or as copies."""
     repeated = {label for label, number in Counter(labels).items() if number > 1}
     paths = [f"{label} [{run.folder}]" if label in repeated and run.folder else label

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fedbac.report.groups import Group, look_up
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac.runs.summary import leaves
 
 MUCH = 1.5
@@ -52,13 +52,13 @@ def _idle(group: Group) -> list[str]:
     return notes
 
 
-def _clusters(run: Run) -> bool:
+def _clusters(run: StoredRun) -> bool:
     """Whether a run has clusters to choose."""
     clustering = look_up(run.config, "experiment.method.clustering", {})
     return str(look_up(clustering, "kind", "fixed")) != "fixed" and bool(look_up(clustering, "num_clusters") != 1)
 
 
-def _decisions(run: Run) -> list[int] | None:
+def _decisions(run: StoredRun) -> list[int] | None:
     """Return after which rounds clusters were chosen, 0 before the first; None of runs that did not write it down."""
     if any("decided" not in record for record in run.records):
         return None

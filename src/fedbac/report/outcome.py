@@ -8,7 +8,7 @@ from fedbac.report.guard import guarded
 from fedbac.report.table import Table, percent, seeds_table, table
 from fedbac.rounds.metrics import MOMENTS
 from fedbac.runs.provenance import DECIDES, in_words
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac.statistics import FEWEST_SEEDS
 
 FEW_FAILURES = 0.1
@@ -16,7 +16,7 @@ FEW_FAILURES = 0.1
 LEAK = "test data: leaks the test set into training"
 
 
-def outcome(runs: Sequence[Run]) -> str:
+def outcome(runs: Sequence[StoredRun]) -> str:
     """Return in one sentence who leads and by how much, or that nobody clearly does."""
     runs = summarized(runs)
     if different(runs):
@@ -44,7 +44,7 @@ def outcome(runs: Sequence[Run]) -> str:
     return f"{first.label} leads with {percent(first.accuracy)} % distributed accuracy, {_gaps(first, behind)}."
 
 
-def final(runs: Sequence[Run]) -> tuple[Table, frozenset[int]]:
+def final(runs: Sequence[StoredRun]) -> tuple[Table, frozenset[int]]:
     """Return the table that ends a command, and which of its rows lead: none where nobody can be said to.
 
     One row per run; one per method, over its seeds, when a method ran with several.
@@ -64,7 +64,7 @@ def leading(together: Sequence[Group]) -> frozenset[int]:
     return frozenset(place for place, group in enumerate(together) if group.label in found.leaders)
 
 
-def too_early(runs: Sequence[Run]) -> str | None:
+def too_early(runs: Sequence[StoredRun]) -> str | None:
     """Return why nobody can be said to lead yet: runs are shorter than what the final accuracy is a mean over."""
     windows = {int(look_up(run.config, "experiment.evaluation.last_rounds", 10)) for run in runs}
     shortest = min(len(run.records) for run in runs)
@@ -77,14 +77,14 @@ def too_early(runs: Sequence[Run]) -> str | None:
     )
 
 
-def warnings(runs: Sequence[Run]) -> list[str]:
+def warnings(runs: Sequence[StoredRun]) -> list[str]:
     """Return what is to be said with every outcome: failed clients, idle policies, and unequal means."""
     together = groups(summarized(runs))
     splits = {group.label: [one for used in measured_on(group.runs[0]).values() for one in used] for group in together}
     return failures(runs) + guarded(together, splits)
 
 
-def failures(runs: Sequence[Run]) -> list[str]:
+def failures(runs: Sequence[StoredRun]) -> list[str]:
     """Return of whose clients so many diverged that the outcome says little, and what to do."""
     together = groups(runs)
     notes = []
@@ -103,7 +103,7 @@ def failures(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def caveats(runs: Sequence[Run]) -> list[str]:
+def caveats(runs: Sequence[StoredRun]) -> list[str]:
     """Return what limits the outcome, the worst first."""
     runs = summarized(runs)
     together, notes = groups(runs), warnings(runs)
@@ -156,13 +156,13 @@ def _other_order(together: Sequence[Group]) -> list[str]:
     return [f"The moment decides who is highest: {before} before local training, {after} after it."]
 
 
-def leaks(run: Run) -> list[str]:
+def leaks(run: StoredRun) -> list[str]:
     """Return each way in which a run let test data into training."""
     columns = [field.rpartition(".")[2] for field, splits in measured_on(run).items() if "test" in splits]
     return [f"What {column} learns from was measured on {LEAK}." for column in columns]
 
 
-def measured_on(run: Run) -> dict[str, list[str]]:
+def measured_on(run: StoredRun) -> dict[str, list[str]]:
     """Return the splits on which each policy of a run had models measured, by the field that decides it.
 
     A run states it (``measured_on`` in its ``config.yaml``). Runs of versions that did not are read by the names that
@@ -191,14 +191,14 @@ def _values(settings: Any, name: str) -> set[str]:
     return found.union(*(_values(child, name) for child in settings.values()))
 
 
-def different(runs: Sequence[Run]) -> list[str]:
+def different(runs: Sequence[StoredRun]) -> list[str]:
     """Return the settings, length apart, in which the runs' tasks differ: their accuracies are not comparable."""
     tasks: list[dict[str, Any]] = [{**look_up(run.config, "experiment.task", {}), "data": data_of(run)} for run in runs]
     keys = sorted({key for task in tasks for key in task} - {"rounds", "targets"})
     return [key for key in keys if any(task.get(key) != tasks[0].get(key) for task in tasks)]
 
 
-def _seed(run: Run) -> int:
+def _seed(run: StoredRun) -> int:
     return int(look_up(run.config, "experiment.seed", 0))
 
 

@@ -17,7 +17,7 @@ from fedbac.report.document import document
 from fedbac.report.groups import summarized
 from fedbac.report.sections import escaped, sections
 from fedbac.report.theme import variables
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
 SCRIPTS = ("draw.js", "state.js", "panels.js", "detail.js", "page.js")
 """In the order in which they need each other."""
@@ -29,7 +29,7 @@ NO_SCRIPT = (
 """Stands where the script puts the figures."""
 
 
-def write_report(runs: Sequence[Run], path: Path, title: str = TITLE) -> Path:
+def write_report(runs: Sequence[StoredRun], path: Path, title: str = TITLE) -> Path:
     """Write the page, all at once, and return where it is."""
     runs = summarized(runs)
     text = page(title, sections(runs, title), document(runs))

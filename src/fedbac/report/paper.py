@@ -12,9 +12,9 @@ from fedbac.errors import ConfigError, unknown, visible
 from fedbac.report.groups import look_up, summarized
 from fedbac.report.outcome import too_early
 from fedbac.report.table import NONE, human_bytes
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 from fedbac.runs.summary import leaves
-from fedbac.statistics import Standing, standing
+from fedbac.statistics import Ranking, standing
 
 NAMES = {"method": "method.name", "task": "task.dataset"}
 """What stands for a whole branch of the settings: its name, and the settings that differ under one name."""
@@ -26,11 +26,11 @@ LATEX = {
 }  # fmt: skip
 
 
-class Column(NamedTuple):
+class PaperColumn(NamedTuple):
     """A number of a run."""
 
     title: str
-    value: Callable[[Run], float | None]
+    value: Callable[[StoredRun], float | None]
     share: bool = True
     """Whether it is a share of 1, shown in percent, rather than a count."""
     lowest: bool = False
@@ -39,26 +39,26 @@ class Column(NamedTuple):
     """How it is written, where it is no plain number; there is no ± then."""
 
 
-def _summary(key: str) -> Callable[[Run], float | None]:
+def _summary(key: str) -> Callable[[StoredRun], float | None]:
     return lambda run: run.summary[key]
 
 
-def _reached(run: Run) -> float | None:
+def _reached(run: StoredRun) -> float | None:
     """Return the rounds to the highest target, which is what papers quote."""
     targets: Mapping[str, float | None] = run.summary["rounds_to_target"]
     return targets[max(targets, key=float)] if targets else None
 
 
 COLUMNS = {
-    "accuracy": Column("accuracy", _summary("accuracy")),
-    "last": Column("last round", lambda run: run.records[-1]["accuracy"]),
-    "best": Column("best round", _summary("accuracy_best")),
-    "worst_edge": Column("worst edge", _summary("edge_min")),
-    "sigma": Column("σ over edges", _summary("edge_std"), lowest=True),
-    "rounds_to_target": Column("rounds to target", _reached, share=False, lowest=True),
-    "clusters": Column("clusters", _summary("active_clusters"), share=False),
-    "bytes": Column("bytes", _summary("bytes_total"), lowest=True, unit=human_bytes),
-    "seconds": Column("seconds", _summary("seconds"), share=False, lowest=True),
+    "accuracy": PaperColumn("accuracy", _summary("accuracy")),
+    "last": PaperColumn("last round", lambda run: run.records[-1]["accuracy"]),
+    "best": PaperColumn("best round", _summary("accuracy_best")),
+    "worst_edge": PaperColumn("worst edge", _summary("edge_min")),
+    "sigma": PaperColumn("σ over edges", _summary("edge_std"), lowest=True),
+    "rounds_to_target": PaperColumn("rounds to target", _reached, share=False, lowest=True),
+    "clusters": PaperColumn("clusters", _summary("active_clusters"), share=False),
+    "bytes": PaperColumn("bytes", _summary("bytes_total"), lowest=True, unit=human_bytes),
+    "seconds": PaperColumn("seconds", _summary("seconds"), share=False, lowest=True),
 }
 JUDGED = {name for name in COLUMNS if name != "clusters"}
 """Columns in which one number is better than another."""
@@ -128,7 +128,7 @@ class PaperTable(NamedTuple):
 
 
 def paper_table(
-    runs: Sequence[Run],
+    runs: Sequence[StoredRun],
     columns: Sequence[str] = ("accuracy", "worst_edge"),
     rows: Sequence[str] = ("method",),
     by: Sequence[str] = ("task",),
@@ -150,7 +150,7 @@ def paper_table(
     settings = [leaves({key: tree for key, tree in run.config["experiment"].items() if key != "seed"}) for run in runs]
     blocks = _labels(settings, by, [""] * len(runs), "--by")
     names = _labels(settings, rows, blocks, "--rows")
-    cells: dict[tuple[str, str], dict[int, Run]] = {}
+    cells: dict[tuple[str, str], dict[int, StoredRun]] = {}
     first: dict[tuple[str, str], dict[str, Any]] = {}
     for run, mine, where in zip(runs, settings, zip(names, blocks, strict=True), strict=True):
         _check_alike(where, first.setdefault(where, mine), mine)
@@ -220,7 +220,7 @@ def _check_alike(where: tuple[str, str], one: Mapping[str, Any], other: Mapping[
         )
 
 
-def _scores(column: Column, by_seed: Mapping[int, Run]) -> dict[int, float]:
+def _scores(column: PaperColumn, by_seed: Mapping[int, StoredRun]) -> dict[int, float]:
     """Return a number of each seed; none if one of them lacks it, as a mean over the others would flatter."""
     values = {seed: column.value(run) for seed, run in by_seed.items()}
     return (
@@ -228,7 +228,7 @@ def _scores(column: Column, by_seed: Mapping[int, Run]) -> dict[int, float]:
     )
 
 
-def _cell(column: Column, digits: int, of: Mapping[int, float], stand: Standing, name: str, judged: bool) -> Cell:
+def _cell(column: PaperColumn, digits: int, of: Mapping[int, float], stand: Ranking, name: str, judged: bool) -> Cell:
     mean, spread = stand.mean[name], stand.spread[name]
     written = column.unit or (
         lambda value: f"{100 * value:.{digits}f}" if column.share else f"{value:.1f}".removesuffix(".0")

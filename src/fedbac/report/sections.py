@@ -12,7 +12,7 @@ from fedbac.report.groups import Group, groups, labels, last_rounds, look_up
 from fedbac.report.outcome import caveats, leading, leaks, measured_on, outcome
 from fedbac.report.table import NONE, Table, duration, ledger_table, seeds_table, table
 from fedbac.runs.provenance import in_words
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
 POINTS = {
     "pre_reassign": "after the cloud's averaging, with the clusters of the round",
@@ -25,7 +25,7 @@ NAMES = ("header", "final", "ledger", "measured", "configuration")
 """Of the parts, in the order of the page."""
 
 
-def sections(runs: Sequence[Run], title: str) -> dict[str, str]:
+def sections(runs: Sequence[StoredRun], title: str) -> dict[str, str]:
     """Return the HTML of every part by its name, in the order of the page; runs are summarized."""
     together = groups(runs)
     return {
@@ -37,7 +37,7 @@ def sections(runs: Sequence[Run], title: str) -> dict[str, str]:
     }
 
 
-def _header(runs: Sequence[Run], title: str) -> str:
+def _header(runs: Sequence[StoredRun], title: str) -> str:
     warnings = [f"{group.label}: {leak}" for group in groups(runs) for leak in leaks(group.runs[0])]
     return (
         f'<header>\n<h1>{_glued(_subject(runs) + title)}</h1>\n<p class="lead">{_glued(outcome(runs))}</p>\n'
@@ -47,14 +47,14 @@ def _header(runs: Sequence[Run], title: str) -> str:
     )
 
 
-def _subject(runs: Sequence[Run]) -> str:
+def _subject(runs: Sequence[StoredRun]) -> str:
     """Return what all runs are about, as far as they agree: data, rounds and edges."""
     tasks = [look_up(run.config, "experiment.task", {}) for run in runs]
     facts = [(str(task.get("dataset")), f"{task.get('rounds')} rounds", _members(task)) for task in tasks]
     return "".join(f"{told[0]} · " for told in zip(*facts, strict=True) if len(set(told)) == 1)
 
 
-def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
+def _final(runs: Sequence[StoredRun], together: Sequence[Group]) -> str:
     swatches = [next(group.look.css for group in together if run in group.runs) for run in runs]
     out = _table(table(runs), swatches, {}, "Final numbers of every run")
     spans = {last_rounds(run) for run in runs}
@@ -69,7 +69,7 @@ def _final(runs: Sequence[Run], together: Sequence[Group]) -> str:
     return f'<div class="card"><h3>Means over seeds</h3>{means}<p class="note">{note}</p></div>\n{out}'
 
 
-def _ledger(runs: Sequence[Run]) -> str:
+def _ledger(runs: Sequence[StoredRun]) -> str:
     header, rows = ledger_table(runs)
     classes = dict.fromkeys(range(0, len(rows) - 1, 6), "tier") | {len(rows) - 1: "total"}
     out = _table((header, rows), [], classes, "Bytes by tier, direction and purpose", "ledger")
@@ -96,7 +96,7 @@ def _card(group: Group) -> str:
     return f'<div class="card"><h3>{_swatch(group.look.css)}{escaped(group.label)}</h3><dl>{items}</dl>{warnings}</div>'
 
 
-def facts(run: Run) -> dict[str, str]:
+def facts(run: StoredRun) -> dict[str, str]:
     """Return how a run was made and judged, in words."""
     task = look_up(run.config, "experiment.task", {})
     planned, judge = look_up(task, "rounds", len(run.records)), look_up(run.config, "experiment.evaluation", {})
@@ -130,7 +130,7 @@ def _partition(spread: Mapping[str, Any]) -> str:
     return f"α = {edges} over {over}, {clients} over an edge's clients"
 
 
-def _trainer(run: Run) -> str:
+def _trainer(run: StoredRun) -> str:
     """Return which one trained, and what it gave up for speed."""
     used = dict.fromkeys(str(segment.by.get("trainer", NONE)) for segment in run.segments)
     path = ", then ".join(used) or str(look_up(run.config, "trainer", NONE))
@@ -138,14 +138,14 @@ def _trainer(run: Run) -> str:
     return path if coarse is None else f"{path}: products in {coarse}; a repeated run differs in its last bits"
 
 
-def _computed_by(run: Run) -> dict[str, str]:
+def _computed_by(run: StoredRun) -> dict[str, str]:
     """Return what computed which rounds, where the run says."""
     ends = [segment.first - 1 for segment in run.segments[1:]] + [len(run.records)]
     told = [f"rounds {first} to {end}: {in_words(by)}" for (first, by), end in zip(run.segments, ends, strict=False)]
     return {"Computed by": "; ".join(told)} if told else {}
 
 
-def _devices(run: Run) -> dict[str, str]:
+def _devices(run: StoredRun) -> dict[str, str]:
     """Return what devices cost a run, if it had any."""
     seconds = run.summary.get("simulated_seconds")
     if seconds is None:
@@ -163,7 +163,7 @@ def _members(task: Mapping[str, Any]) -> str:
     return f"{num_edges} edges with {clients} client{'s' if clients != 1 else ''} each"
 
 
-def _configurations(runs: Sequence[Run]) -> str:
+def _configurations(runs: Sequence[StoredRun]) -> str:
     parts = []
     for label, run in zip(labels(runs), runs, strict=True):
         shown = {key: value for key, value in run.config.items() if key != "classes_per_edge"}  # a figure shows it

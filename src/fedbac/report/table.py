@@ -10,14 +10,14 @@ import numpy as np
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
 from fedbac.report.groups import Group, labels, last_rounds, look_up, summarized
 from fedbac.rounds.metrics import MOMENTS
-from fedbac.runs.store import Run
+from fedbac.runs.store import StoredRun
 
 Table = tuple[list[str], list[list[str]]]
 NONE = "–"
 ACCURACY = "accuracy (%)"
 
 
-def table(runs: Sequence[Run]) -> Table:
+def table(runs: Sequence[StoredRun]) -> Table:
     """Return header and rows of the final table, one row per run in the order given."""
     runs = summarized(runs)
     columns = _columns(runs)
@@ -47,7 +47,7 @@ def seeds_table(together: Sequence[Group]) -> Table:
     return ["method", "seeds", ACCURACY, *(column.title for column in columns)], rows
 
 
-def ledger_table(runs: Sequence[Run]) -> Table:
+def ledger_table(runs: Sequence[StoredRun]) -> Table:
     """Return the bytes of every run by tier, direction and purpose, and their total."""
     header = ["between", "direction", "purpose", *labels(runs)]
     flat = any(look_up(run.config, "experiment.method.topology.kind") == "flat" for run in runs)
@@ -61,7 +61,7 @@ def ledger_table(runs: Sequence[Run]) -> Table:
     return header, [*rows, ["total", "", "", *(human_bytes(run.summary["bytes_total"]) for run in runs)]]
 
 
-def traffic(run: Run, tier: str, purpose: str) -> int:
+def traffic(run: StoredRun, tier: str, purpose: str) -> int:
     """Return a run's bytes of a tier and purpose, both directions together."""
     return sum(_entry(run, tier, direction, purpose) for direction in DIRECTIONS)
 
@@ -93,7 +93,7 @@ class Column(NamedTuple):
     written: Callable[[float], str]
 
 
-def _columns(runs: Sequence[Run]) -> list[Column]:
+def _columns(runs: Sequence[StoredRun]) -> list[Column]:
     """Return what follows the accuracy; what only runs on devices have is shown where one has it."""
     summaries = [run.summary for run in runs]
     targets = sorted(set.intersection(*(set(summary["rounds_to_target"]) for summary in summaries)), key=float)
@@ -161,5 +161,5 @@ def _plain(value: float) -> str:
     return f"{value:g}"
 
 
-def _entry(run: Run, tier: str, direction: str, purpose: str) -> int:
+def _entry(run: StoredRun, tier: str, direction: str, purpose: str) -> int:
     return int(run.summary["bytes"][tier][direction][purpose])

@@ -61,16 +61,16 @@ class Ordered(NamedTuple):
 
     before: State
     sent: Parts
-    asked: "Asked"
+    asked: "Questions"
     orders: list[TrainOrder]
     memories: list[Remembered]
 
 
-Record = Callable[[], dict[str, Any]]
+Recording = Callable[[], dict[str, Any]]
 """Returns what is to be told of a round, but for how long it took. It holds no networks but those of the state."""
 
 
-class Asked(NamedTuple):
+class Questions(NamedTuple):
     """What the policies of the cloud want to know of a round."""
 
     by_sharing: tuple[Query, ...]
@@ -114,7 +114,7 @@ class Round:
             self._held[key] = self.members.site_rows(self.method.personalization.parts, label_N)
         return self._held[key]
 
-    def play(self, state: State) -> tuple[State, Record]:
+    def play(self, state: State) -> tuple[State, Recording]:
         """Play the round after a state."""
         ordered = self.order(state)
         return self.conclude(ordered, self.reports(ordered))
@@ -135,7 +135,7 @@ class Round:
         orders, memories = self._orders(before, sent, teaching, asked)
         return Ordered(before, sent, asked, orders, memories)
 
-    def conclude(self, ordered: Ordered, reports: Sequence[TrainReport]) -> tuple[State, Record]:
+    def conclude(self, ordered: Ordered, reports: Sequence[TrainReport]) -> tuple[State, Recording]:
         """Phases 5 and 6: average what the sites report, score it, measure, learn from it and reassign."""
         before, sent, asked, orders, memories = ordered
         averaged = self._average(before, sent, reports)
@@ -205,7 +205,7 @@ class Round:
         ask = consult("clustering", BEFORE, policy.first) if isinstance(policy, Opening) else None
         if ask is None or state.num_clusters == 1:
             return state
-        asked, self.opened = Asked((), checked_ask("clustering", policy, ask, after=AT_CLOUD)), True
+        asked, self.opened = Questions((), checked_ask("clustering", policy, ask, after=AT_CLOUD)), True
         after, _ = self._reassign(state, asked, self._measured(asked.queries, state, ()))
         return replace(after, moved_N=state.moved_N, used_K=np.isin(np.arange(state.num_clusters), after.label_N))
 
@@ -215,19 +215,19 @@ class Round:
         after = mixed(self.method.personalization, state, exchange.mix_KJ)
         return (after if exchange.kept else state), after.parts, exchange.teaching
 
-    def _asked(self, state: State) -> "Asked":
+    def _asked(self, state: State) -> "Questions":
         """Ask the policies what they want to know of the round."""
         sharing, clustering = self.method.sharing, self.method.clustering
         queries = checked_queries(sharing, consult("sharing", self.when, sharing.ask, state.sharing, self.moment))
         queries = checked_ask("sharing", sharing, Ask(after=queries), after=FOR_SHARING).after
         if state.num_clusters == 1:
-            return Asked(queries, None)
+            return Questions(queries, None)
         ask = consult("clustering", self.when, clustering.ask, state.clustering, self.moment)
         checked = None if ask is None else checked_ask("clustering", clustering, ask, after=AT_CLOUD)
-        return Asked(queries, checked)
+        return Questions(queries, checked)
 
     def _orders(
-        self, state: State, sent: Parts, teaching: Teaching | None, asked: "Asked"
+        self, state: State, sent: Parts, teaching: Teaching | None, asked: "Questions"
     ) -> tuple[list[TrainOrder], list[Remembered]]:
         """Return what every site is to do: receive networks, select, train and average."""
         wants_updates = self.members.unit == "client" and of_updates(asked.queries)
@@ -316,7 +316,7 @@ class Round:
                 parts[part] = trees.put(parts[part], np.flatnonzero(~trained_R), parts[leader])
         return replace(state, round=state.round + 1, parts=parts, trained=trained, steps=steps, longest=longest)
 
-    def _share(self, state: State, asked: "Asked", readings: dict[Query, FloatArray]) -> State:
+    def _share(self, state: State, asked: "Questions", readings: dict[Query, FloatArray]) -> State:
         """Let the sharing policy learn from the round."""
         policy = self.method.sharing
         mine = {query: readings[query] for query in asked.by_sharing}
@@ -324,7 +324,7 @@ class Round:
         return replace(state, sharing=checked_state("sharing", policy, learned, state.sharing))
 
     def _reassign(
-        self, state: State, asked: "Asked", readings: dict[Query, FloatArray]
+        self, state: State, asked: "Questions", readings: dict[Query, FloatArray]
     ) -> tuple[State, Mapping[str, Any]]:
         """Phase 6: when due, let the clustering policy learn and act; also return what it shows of the round."""
         policy = self.method.clustering
@@ -350,7 +350,7 @@ class Round:
         return after, shown
 
     def _look(
-        self, asked: "Asked", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]
+        self, asked: "Questions", before: State, sent: Parts, averaged: State, reports: Sequence[TrainReport]
     ) -> dict[Query, FloatArray]:
         """Answer the queries of the policies: from the reports, and by having networks measured."""
         readings = answers_from(asked.queries, self.method.personalization, self.members, before, sent, reports)

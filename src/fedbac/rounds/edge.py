@@ -20,7 +20,7 @@ from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.world import EQUAL, Participants, everybody, extended, on_time
 from fedbac.rounds.late import NOBODY, Late, changes
 from fedbac.rounds.measure import (
-    Measurement,
+    GroupMeasurement,
     clients_to_ask,
     liars_of,
     measure_clients,
@@ -125,7 +125,7 @@ class EdgeRound:
         self.selected: set[int] = set()
         self.failed: set[int] = set()
         self.losses: list[float] = []
-        self.measurements: dict[tuple[Split, tuple[int, ...]], Measurement] = {}
+        self.measurements: dict[tuple[Split, tuple[int, ...]], GroupMeasurement] = {}
         """Of the model as it is now, by the clients that were asked."""
         self.informed: set[int] = set()
         """The clients to whom the model as it is now was sent to be measured: once is enough."""
@@ -251,7 +251,7 @@ class EdgeRound:
 
     def _measure_clients(
         self, query: Loss | Accuracy, asked: tuple[int, ...]
-    ) -> Generator[Request, Result, tuple[Measurement, FloatArray]]:
+    ) -> Generator[Request, Result, tuple[GroupMeasurement, FloatArray]]:
         split = query.on or self.experiment.method.measurement.split
         key = (split, () if split == "test" else asked)
         if key not in self.measurements:

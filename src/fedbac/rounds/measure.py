@@ -25,7 +25,7 @@ from fedbac.rounds.rows import Members, SiteRows
 
 
 @dataclass(frozen=True)
-class Measurement:
+class GroupMeasurement:
     """What each group of examples said, and how much it counts; a group is a client, or the test data of an edge."""
 
     clients: tuple[int, ...]
@@ -68,7 +68,7 @@ class Measurement:
         return value_N
 
 
-def told(found: Measurement, experiment: Experiment, site: Site, round_: int) -> Measurement:
+def told(found: GroupMeasurement, experiment: Experiment, site: Site, round_: int) -> GroupMeasurement:
     """Return what a site hears of a measurement: what its liars say of it, to be combined as the method wants."""
     measured, (lying_N, size) = found.measured, liars_of(experiment, site, round_, "losses")
     if lying_N.any():
@@ -117,7 +117,7 @@ def measure_clients(
     clients: tuple[int, ...],
     site: Site,
     max_samples: int | None = None,
-) -> Generator[Request, Result, Measurement]:
+) -> Generator[Request, Result, GroupMeasurement]:
     """Measure models, each on the data of each of these clients that hold any; test data belong to edges."""
     if split == "test":
         measured = yield Evaluate(bank, row_V, "test", site.edges, level="edge")
@@ -133,7 +133,7 @@ def measure_clients(
 
 def measure_test_data(
     bank: Parts, row_N: Mapping[str, IntArray], split: Split, clients: tuple[int, ...], site: Site
-) -> Generator[Request, Result, Measurement]:
+) -> Generator[Request, Result, GroupMeasurement]:
     """Measure the site's model with these clients; where they have models of their own, each measures its own."""
     if all((rows == rows[0]).all() for rows in row_N.values()):
         row_V = {part: rows[:1] for part, rows in row_N.items()}
@@ -157,7 +157,7 @@ def _holders(site: Site, split: Split, clients: tuple[int, ...]) -> IntArray:
     return np.flatnonzero(asked_N if asked_N.any() else size_N > 0)
 
 
-def _counted(clients: tuple[int, ...], weight_G: IntArray, measured: Measured) -> Measurement:
+def _counted(clients: tuple[int, ...], weight_G: IntArray, measured: Measured) -> GroupMeasurement:
     """Return what was measured, with zeros where there was nothing to measure or nobody answered: these weigh nothing.
     So does a client whose loss is not finite under any model: it is broken and says nothing about the models."""
     held_G = measured.count_G > 0
@@ -167,7 +167,7 @@ def _counted(clients: tuple[int, ...], weight_G: IntArray, measured: Measured) -
     if not (counted_G := held_G & sound_G).all():
         loss_VG, accuracy_VG = (np.where(counted_G, v, 0.0) for v in (measured.loss_VG, measured.accuracy_VG))
         measured = replace(measured, loss_VG=loss_VG, accuracy_VG=accuracy_VG)
-    return Measurement(clients, np.where(sound_G, weight_G, 0.0), measured)
+    return GroupMeasurement(clients, np.where(sound_G, weight_G, 0.0), measured)
 
 
 class Model(NamedTuple):

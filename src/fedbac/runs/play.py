@@ -23,7 +23,7 @@ from fedbac.runs.provenance import admit, environment
 from fedbac.runs.records import Segment
 from fedbac.runs.replay import first_state, frozen_of, replay_last, within
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import FORMAT, Run, RunFolder
+from fedbac.runs.store import FORMAT, RunFolder, StoredRun
 from fedbac.runs.summary import long_periods, summarize, written
 from fedbac.runs.tracking import Tracking, check_tracker
 from fedbac.version import full_version
@@ -46,7 +46,7 @@ def play(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     overwrite: bool = False,
     stop: Stop | None = None,
-) -> Generator[Record, None, Run]:
+) -> Generator[Record, None, StoredRun]:
     """Run an experiment, yielding each round's record once it is safe on the disk; return the run.
 
     Rounds that are in the folder already are kept and not yielded again, unless they are to be overwritten. Without a
@@ -81,7 +81,7 @@ def conduct(
     stop: Stop | None = None,
     seal: Callable[[], AbstractContextManager[None]] = nullcontext,
     replay: Callable[[], str | None] | None = None,
-) -> Generator[Record, None, Run]:
+) -> Generator[Record, None, StoredRun]:
     """Run an experiment on edges, wherever they are; otherwise like ``play``. The edges are closed at the end.
 
     ``seal`` surrounds what is computed, where others may use torch in this process. ``replay`` plays the last saved
@@ -156,7 +156,7 @@ def conduct(
         if tracking is not None:
             tracking.close()
     models = models_of(experiment, federation, state, records, edges.keeps)
-    return Run(folder.path if folder else None, config, records, summary, segments, models)
+    return StoredRun(folder.path if folder else None, config, records, summary, segments, models)
 
 
 def _open(
@@ -175,19 +175,19 @@ def play_folder(
     folder: RunFolder,
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     stop: Stop | None = None,
-) -> Generator[Record, None, Run]:
+) -> Generator[Record, None, StoredRun]:
     """Start or resume the run that a folder's configuration describes; otherwise like ``play``."""
     experiment, runtime = experiment_in(folder, with_data=inputs.with_data)
     return play(experiment, folder=folder, runtime=runtime, inputs=inputs, stop=stop)
 
 
-def finish(playing: Generator[Record, None, Run]) -> Run:
+def finish(playing: Generator[Record, None, StoredRun]) -> StoredRun:
     """Play to the end and return the run."""
     while True:
         try:
             next(playing)
         except StopIteration as done:
-            run: Run = done.value
+            run: StoredRun = done.value
             return run
 
 

@@ -61,7 +61,7 @@ _HELD: set[Path] = set()
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A run to look at: its configuration, its records and its summary."""
 
     folder: Path | None
@@ -270,7 +270,7 @@ class RunFolder:
         rounds = config["experiment"]["task"]["rounds"]
         return found.trouble is None and len(found.records) >= min(rounds, until or rounds)
 
-    def read(self) -> Run:
+    def read(self) -> StoredRun:
         """Return the run for tables and reports; one whose records cannot be trusted is refused."""
         config = self.read_config()
         experiment = config["experiment"]
@@ -285,7 +285,7 @@ class RunFolder:
             )
         summary = summarize(experiment, records) if records else {}
         self._compare(summary)
-        return Run(self.path, config, records, summary, found.segments)
+        return StoredRun(self.path, config, records, summary, found.segments)
 
     @property
     def segments(self) -> list[Segment]:

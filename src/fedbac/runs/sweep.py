@@ -36,7 +36,7 @@ from fedbac.runs.configure import (
 from fedbac.runs.folders import list_runs, listed, shortened
 from fedbac.runs.play import play_folder
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder, Tail
+from fedbac.runs.store import RunFolder, StoredRun, Tail
 from fedbac.runs.summary import leaves, written
 from fedbac.statistics import deviation, standing
 
@@ -433,12 +433,12 @@ def _workers(runtime: Runtime, jobs: int) -> Iterator[Submit]:
 # ------------------------------------------------------------------------------------------------ collecting
 
 
-def collect(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def collect(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
     """Return one row per configuration: its settings that others do not have, and means over its seeds.
 
     ``leads`` says whether nothing is significantly better; None where seeds are too few to say.
     """
-    together: dict[str, list[Run]] = {}
+    together: dict[str, list[StoredRun]] = {}
     for run in runs:
         same = {key: value for key, value in run.config["experiment"].items() if key != "seed"}
         together.setdefault(repr(same), []).append(run)

@@ -31,7 +31,7 @@ from fedbac.federation import assemble
 from fedbac.files import make_folder, read_json, write_whole
 from fedbac.models import Build
 from fedbac.runs.configure import SHOWN_DIFFERENCES, Changes, Inputs, common_file, configure, is_file
-from fedbac.runs.store import Run, RunFolder, differences, read_config
+from fedbac.runs.store import RunFolder, StoredRun, differences, read_config
 from fedbac.runs.summary import leaves, summarize
 from fedbac.runs.sweep import MOST_POINTS, Point, folder_name, full_name, refuse_repeats
 
@@ -54,7 +54,7 @@ WORK = {"fraction", "epochs", "head_epochs", "body_epochs", "inner_steps", "firs
 SECRECY = {"threshold", "bound"}
 """Of what only adds up: how it does so in secret."""
 
-Play = Callable[[Sequence[Point], Path, int | None], Sequence[Run]]
+Play = Callable[[Sequence[Point], Path, int | None], Sequence[StoredRun]]
 """Lays out runs in a folder, plays them up to a round or their end, and returns them; raises where one fails."""
 
 
@@ -271,7 +271,7 @@ def _settings(preset: Experiment, axes: Mapping[str, Sequence[Any]], budget: int
 # ---------------------------------------------------------------------------------------------------- tuning
 
 
-def tune(plan: Plan, play: Play, tell: Callable[[str], None]) -> Sequence[Run]:
+def tune(plan: Plan, play: Play, tell: Callable[[str], None]) -> Sequence[StoredRun]:
     """Play the points of all methods rung by rung, freeze the best of each, and return the runs that compare them."""
     points: dict[str, list[dict[str, Any]]] = {
         name: [{"settings": dict(one.settings), "accuracy": {}, "dropped_after": None} for one in some]

@@ -10,7 +10,15 @@ import numpy as np
 from fedbac.core.policies import Exchange
 from fedbac.core.queries import Accuracy, Evidence, Gram, Query, Slope, Split
 from fedbac.core.settings import FloatArray, NonNegative
-from fedbac.sharing.mean import Asking, Share, also_judged, cluster_cosines, data_shares, latest_cosines, member_shares
+from fedbac.sharing.mean import (
+    SameQueries,
+    Share,
+    also_judged,
+    cluster_cosines,
+    data_shares,
+    latest_cosines,
+    member_shares,
+)
 
 
 class BlendState(NamedTuple):
@@ -27,7 +35,7 @@ def _blended(own_K: FloatArray, rest_KJ: FloatArray, weight_K: FloatArray) -> Fl
     return mix_KJ
 
 
-class LeaveOneOut(Asking):
+class LeaveOneOut(SameQueries):
     """u_k = α_k Θ_k + (1 − α_k) c_k, where c_k is the mean of all other clusters' networks, by data.
 
     After the cloud has averaged, α = acc(Θ_k) / (acc(Θ_k) + acc(c_k)), measured by members, and 1 if both are zero or
@@ -69,7 +77,7 @@ class LeaveOneOut(Asking):
         return BlendState(np.where(np.isnan(total_N), state.own_N, ratio_N))
 
 
-class Blend(Asking):
+class Blend(SameQueries):
     """u_k = α_k Θ_k + (1 − α_k) w, where w is the mean of all clusters' networks, by data; α_k descends the loss.
 
     α_k ← α_k − η_α⟨Θ_k − w, ∇F(u_k)⟩, between 0 and 1. A round's update Δ stands for −∇F, and the product is divided by
@@ -121,7 +129,7 @@ class SimilarState(NamedTuple):
     """The cosine of their updates in the last round in which both trained; 0 if there was none."""
 
 
-class Similar(Asking):
+class Similar(SameQueries):
     """Every cluster sends a mix of all networks, with more of those whose members' updates point where its own do.
 
     Row k of the mix minimises ‖w − p‖² − λ Σ_j w_j cos_kj over all shares w of at least 0 that sum to one, where p are

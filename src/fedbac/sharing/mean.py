@@ -12,7 +12,7 @@ from fedbac.core.queries import Evidence, Loss, Moment, Query, Statistic
 from fedbac.core.settings import BoolArray, FloatArray, Rounds, RoundsOrNone, Settings
 
 
-class Asking(Settings):
+class SameQueries(Settings):
     """A sharing policy that asks for the same in every round, by default for nothing."""
 
     adaptive: ClassVar[bool] = True
@@ -30,7 +30,7 @@ class Asking(Settings):
         return self._queries()
 
 
-class Apart(Unlearned, Asking):
+class Apart(Unlearned, SameQueries):
     """Every cluster sends its own network."""
 
     kind: Literal["apart"] = "apart"
@@ -99,7 +99,7 @@ def also_judged(exchange: Exchange) -> Exchange:
     return exchange._replace(kept=True, judged_KJ=exchange.mix_KJ)
 
 
-class TowardsMean(Unlearned, Asking):
+class TowardsMean(Unlearned, SameQueries):
     """Draw the network of every cluster towards their mean, weighted by data, in every round."""
 
     kind: Literal["towards_mean"] = "towards_mean"
@@ -111,7 +111,7 @@ class TowardsMean(Unlearned, Asking):
         return towards_mean(self.share, evidence)
 
 
-class MeanThenApart(Unlearned, Asking):
+class MeanThenApart(Unlearned, SameQueries):
     """One network for all, the mean by data, until every cluster continues alone from it: fine-tuning."""
 
     kind: Literal["mean_then_apart"] = "mean_then_apart"
@@ -136,7 +136,7 @@ class OverfittingState(NamedTuple):
     the end cannot pay; and it makes overfitting smaller, which is no reason to stop."""
 
 
-class OnceOverfitted(Asking):
+class OnceOverfitted(SameQueries):
     """Once clusters overfit, draw them towards their mean until the end of the run.
 
     Only the first half of the run can start this, when a running mean of (V − T) / min(T, 0.25) is above 1. V is the
@@ -193,7 +193,7 @@ class LeaningState(NamedTuple):
     """Whether there was more than one cluster in the last round; with one, its network is the mean."""
 
 
-class PredictTowardsMean(Asking):
+class PredictTowardsMean(SameQueries):
     """Members predict with (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, where w_j is the share of all data that cluster j holds.
 
     Every so often, and after the last round, each member keeps the ρ of 0, 0.1, …, 0.5 with the least validation loss.

@@ -8,7 +8,7 @@ from fedbac.core.policies import Exchange, Teaching
 from fedbac.core.queries import Accuracy, Evidence, Gram, Loss, Query
 from fedbac.core.settings import FloatArray, NonNegative, Positive, Rounds, RoundsOrNone
 from fedbac.sharing.mean import (
-    Asking,
+    SameQueries,
     Share,
     also_judged,
     cluster_cosines,
@@ -32,7 +32,7 @@ class DistillState(NamedTuple):
     """The loss of the mean of all networks on each member's data."""
 
 
-class Distill(Asking):
+class Distill(SameQueries):
     """Members learn from the labels, from the mean of all clusters' networks, and from the clusters most like theirs.
 
     Teacher t counts β_t ∝ exp(−F(t)), F being its loss on the member's training data after the last round. Every so
@@ -129,7 +129,7 @@ class DistillAdaptiveState(NamedTuple):
     """By how much a member's teacher is more accurate than its own network; NaN before it is measured."""
 
 
-class DistillAdaptive(Asking):
+class DistillAdaptive(SameQueries):
     """Members learn from the labels and from one teacher. The better it is on held-out data, the more it counts.
 
     λ_n = λ_max·σ(κ(acc(teacher) − acc(own))), measured after the last round. Networks stay with their clusters.

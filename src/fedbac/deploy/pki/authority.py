@@ -65,7 +65,7 @@ class RevokedList(NamedTuple):
     serials: frozenset[int]
 
 
-class Pair(NamedTuple):
+class KeyPair(NamedTuple):
     """A site's private key and certificate, both as PEM."""
 
     key: bytes
@@ -148,12 +148,12 @@ class Authority:
 
     def issue(
         self, roles: Mapping[str, Role], days: int = SITE_DAYS, begin: dt.datetime | None = None
-    ) -> dict[str, Pair]:
+    ) -> dict[str, KeyPair]:
         """Return new keys and certificates for sites, by their names. Whoever calls this holds the keys of others."""
         keys = {name: new_key() for name in roles}
         asked = {name: (role, keys[name].public_key()) for name, role in roles.items()}
         certificates = self.certify(asked, days, begin, replace=True)
-        return {name: Pair(key_pem(keys[name]), certificates[name]) for name in roles}
+        return {name: KeyPair(key_pem(keys[name]), certificates[name]) for name in roles}
 
     def certify(
         self,

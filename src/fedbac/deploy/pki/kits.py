@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from fedbac.config.text import to_yaml
 from fedbac.deploy.pki import authority
-from fedbac.deploy.pki.authority import ONLY_OWNER, Authority, Identity, Pair, RevokedList
+from fedbac.deploy.pki.authority import ONLY_OWNER, Authority, Identity, KeyPair, RevokedList
 from fedbac.deploy.pki.credentials import Credentials, External
 from fedbac.deploy.settings import CLOUD, SITE_DAYS, FederationConfig, Role, SiteConfig, read_settings
 from fedbac.errors import DeployError, OutputError, quoted, unknown
@@ -289,7 +289,7 @@ class FederationFolder:
         """Return the sites whose last certificate was revoked."""
         return [name for name, last in self.authority.issued().items() if last.revoked]
 
-    def _write_kit(self, site: SiteConfig, pair: Pair | None) -> None:
+    def _write_kit(self, site: SiteConfig, pair: KeyPair | None) -> None:
         kit = make_folder(self.kit(site.name))
         write_whole(kit / SITE_FILE, FROM_FEDERATION + to_yaml(site.model_dump(mode="json")))
         if pair is not None:

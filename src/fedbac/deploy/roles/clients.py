@@ -33,7 +33,7 @@ from fedbac.deploy.protocol.messages import (
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.roles.calls import Silences, ask_with_retry
 from fedbac.deploy.roles.secret_sums import Outcome, Summing
-from fedbac.deploy.roles.standing import STANDING, Change, Standing
+from fedbac.deploy.roles.standing import STANDING, Drift, Standing
 from fedbac.deploy.spool import Spool
 from fedbac.deploy.transports.base import Answered
 from fedbac.engines.secret import Summed, measurement_of
@@ -204,7 +204,7 @@ class Clients:
         num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.held("train")
         usual_size = np.median([size for size in sizes if size] or [1])
         lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
-        results, changes, sent = dict(lost), dict[int, Change](), self.owners.without(train.bank, "client")
+        results, changes, sent = dict(lost), dict[int, Drift](), self.owners.without(train.bank, "client")
         answers = dict(said)
         del said
         for client in [client for client in lost if client in answers]:
@@ -217,7 +217,7 @@ class Clients:
             parts_C = link.with_twins(found.parts_C)
             updates.put(client, {part: parts_C[part] for part in sent})
             results[client] = replace(found, parts_C={part: trees.join([parts_C[part]]) for part in request.keep})
-            change = Change.of({part: found.parts_C[part] for part in up}, lost[client].parts_C, unit)
+            change = Drift.of({part: found.parts_C[part] for part in up}, lost[client].parts_C, unit)
             changes |= {} if change is None else {client: change}
         self.broken = {client for client in lost if results[client] is not lost[client]}
         named = {names[client]: change for client, change in changes.items()}

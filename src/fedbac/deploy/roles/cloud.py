@@ -29,7 +29,7 @@ from fedbac.runs import checkpoints
 from fedbac.runs.configure import configure
 from fedbac.runs.play import conduct
 from fedbac.runs.stopping import Stop
-from fedbac.runs.store import Run, RunFolder
+from fedbac.runs.store import RunFolder, StoredRun
 
 LINKS_BACK = 3
 """Heartbeats in which edges have dialled again, where the cloud of a finished run is started once more."""
@@ -60,7 +60,7 @@ class Cloud:
     lists: dict[str, bytes] = field(default_factory=dict)
     """By edge, the list of revoked certificates that it was handed since it last came."""
 
-    def play(self) -> Generator[dict[str, Any], None, Run]:
+    def play(self) -> Generator[dict[str, Any], None, StoredRun]:
         """Wait for everybody, then play all rounds; yield each once it is safe on the disk."""
         experiment = configure(self.kit.experiment_file, rounds=self.rounds)
         site, wanted = self.kit.site, lambda: self.stop.wanted
@@ -95,22 +95,24 @@ class Cloud:
                 board.say(doing="stopped", why=str(error))
                 raise
 
-    def _play(self, enrolled: Enrolled, declined: set[str], children: Children) -> Generator[dict[str, Any], None, Run]:
+    def _play(
+        self, enrolled: Enrolled, declined: set[str], children: Children
+    ) -> Generator[dict[str, Any], None, StoredRun]:
         overwrite, self.overwrite = self.overwrite, False  # only what was there before
         self._board.say(epoch=enrolled.charter.epoch)
         connect = partial(self._connect, enrolled, declined, children)
         return play_soundly(enrolled, connect, self.runtime, self.folder, overwrite, self.stop)
 
     def _followed(
-        self, playing: Generator[dict[str, Any], None, Run], board: Board
-    ) -> Generator[dict[str, Any], None, Run]:
+        self, playing: Generator[dict[str, Any], None, StoredRun], board: Board
+    ) -> Generator[dict[str, Any], None, StoredRun]:
         self._pass_list_on()
         handed = time.monotonic()
         while True:
             try:
                 record = next(playing)
             except StopIteration as done:
-                run: Run = done.value
+                run: StoredRun = done.value
                 if self.remote is not None and run.models.round:
                     self.remote.hand_out(run.models, patience=LINKS_BACK * self.kit.site.deploy.heartbeat)
                 board.say(doing="finished" if not self.stop.wanted else "stopped")
@@ -191,7 +193,7 @@ def play_soundly(
     folder: RunFolder,
     overwrite: bool = False,
     stop: Stop | None = None,
-) -> Generator[dict[str, Any], None, Run]:
+) -> Generator[dict[str, Any], None, StoredRun]:
     """Play a run; from a round that cannot be played, go back to an older checkpoint, but to none a second time."""
     tried: set[int] = set()
     while True:

@@ -25,7 +25,7 @@ from fedbac.deploy.roles.clients import TooFewClientsError
 from fedbac.deploy.roles.edge import OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
-from fedbac.deploy.roles.standing import STANDING, Change, Standing
+from fedbac.deploy.roles.standing import STANDING, Drift, Standing
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
@@ -226,10 +226,10 @@ class RemoteEdges(Remote):
         self._count(reports, reasons)
         return self.noted(list(reports.values()))
 
-    def _changes(self, orders: Mapping[str, TrainOrder], reports: Mapping[str, TrainReport]) -> dict[str, Change]:
+    def _changes(self, orders: Mapping[str, TrainOrder], reports: Mapping[str, TrainReport]) -> dict[str, Drift]:
         """Return how far the edges at which somebody trained have moved what they were sent."""
         found = {
-            name: Change.of(
+            name: Drift.of(
                 self.charter.owners.without(report.bank, "edge", "client"),
                 orders[name].bank,
                 self.charter.experiment.rate(self.round),

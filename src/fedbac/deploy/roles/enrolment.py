@@ -32,7 +32,7 @@ from fedbac.deploy.protocol.charter import (
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
-from fedbac.deploy.settings import Members, SiteConfig, client_name, edge_name, quorum
+from fedbac.deploy.settings import MemberChanges, SiteConfig, client_name, edge_name, quorum
 from fedbac.deploy.spool import Payload
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import LONGEST_QUOTE, ConfigError, DeployError, visible
@@ -184,7 +184,7 @@ def enrol(
                 time.sleep(AGAIN)
 
 
-def expected_sites(experiment: Experiment, members: Members) -> dict[str, list[str]]:
+def expected_sites(experiment: Experiment, members: MemberChanges) -> dict[str, list[str]]:
     """Return the edges that there should be, and their clients."""
     counts = experiment.task.clients()
     places = {edge_name(m): [client_name(m, n) for n in range(count)] for m, count in enumerate(counts)}
@@ -225,7 +225,7 @@ def newcomers(
     return roll
 
 
-def next_charter(before: Enrolled, experiment: Experiment, members: Members, roll: Roll, round_: int) -> Enrolled:
+def next_charter(before: Enrolled, experiment: Experiment, members: MemberChanges, roll: Roll, round_: int) -> Enrolled:
     """Return the charter under which a run goes on after a round: with newcomers, and without those who left."""
     old, clients = before.charter, members.numbers(experiment.task.clients())
     if old.clients != tuple(numbers[: len(was)] for was, numbers in zip(old.clients, clients, strict=False)):
@@ -303,7 +303,7 @@ def _odd(roll: Roll) -> dict[str, str]:
     }
 
 
-def charter_of(experiment: Experiment, roll: Roll, members: Members) -> Enrolled:
+def charter_of(experiment: Experiment, roll: Roll, members: MemberChanges) -> Enrolled:
     """Write the charter, once everybody's data fit together."""
     everybody = {**roll.clients, **roll.edges}
     names = sorted(roll.clients)

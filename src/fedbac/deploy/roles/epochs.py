@@ -20,14 +20,14 @@ from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.deploy.roles.edges import Newcomers, Remote
 from fedbac.deploy.roles.enrolment import AGAIN, FILE, Enrolled, Roll, newcomers, next_charter, stored
-from fedbac.deploy.settings import Members, SiteConfig
+from fedbac.deploy.settings import MemberChanges, SiteConfig
 from fedbac.deploy.transports.base import Children
 from fedbac.errors import DeployError, unknown
 from fedbac.files import make_folder, opened, remove, write_copy
 from fedbac.rounds.start import start
 from fedbac.runs import checkpoints
 from fedbac.runs.replay import frozen_of
-from fedbac.runs.store import Run, RunFolder, differences
+from fedbac.runs.store import RunFolder, StoredRun, differences
 
 log = logging.getLogger("fedbac")
 EPOCHS, NEXT = "epochs", "next.json"
@@ -198,10 +198,10 @@ def play_epochs(
     enrolled: Enrolled,
     site: SiteConfig,
     children: Children,
-    play: Callable[[Enrolled, set[str]], Generator[Record, None, Run]],
+    play: Callable[[Enrolled, set[str]], Generator[Record, None, StoredRun]],
     connected: Callable[[], Remote | None],
     folder: RunFolder,
-) -> Generator[Record, None, Run]:
+) -> Generator[Record, None, StoredRun]:
     """Play a run to its end; whoever comes that belongs to the federation joins it after the round.
 
     ``connected`` returns the edges with which it is being played; they name nobody who was declined and did not go.
@@ -217,7 +217,7 @@ def play_epochs(
             except Newcomers as waiting:
                 new, over = waiting.names, True
             except StopIteration as done:
-                run: Run = done.value
+                run: StoredRun = done.value
                 return run
             else:
                 yield record
@@ -237,7 +237,7 @@ def play_epochs(
 
 
 def _next(
-    before: Enrolled, experiment: Experiment, folder: RunFolder, members: Members, roll: Roll, round_: int
+    before: Enrolled, experiment: Experiment, folder: RunFolder, members: MemberChanges, roll: Roll, round_: int
 ) -> Enrolled:
     after = next_charter(before, experiment, members, roll, round_)
     if (experiment, after.charter.holdings) == (before.charter.experiment, before.charter.holdings):

@@ -33,7 +33,7 @@ log = logging.getLogger("fedbac")
 
 
 @dataclass(frozen=True)
-class Change:
+class Drift:
     """How far a child has moved the networks that it was sent."""
 
     norm: float
@@ -43,7 +43,7 @@ class Change:
     """What norms are compared by: the learning rate, and more where there are more examples than usual."""
 
     @classmethod
-    def of(cls, after: Parts, before: Parts, unit: float = 1.0) -> "Change | None":
+    def of(cls, after: Parts, before: Parts, unit: float = 1.0) -> "Drift | None":
         """Measure a change; None if it is not finite, which has consequences of its own."""
         pairs = [(after[part][name], value) for part in after for name, value in before[part].items()]
         pairs = [(one, other) for one, other in pairs if one.is_floating_point()]
@@ -130,7 +130,7 @@ class Standing:
         """Note that a child did well, which makes up for one time that it did not."""
         self.strikes[name] = max(self.strikes.get(name, 0) - 1, 0)
 
-    def outliers(self, of: Hashable, changes: Mapping[str, Change]) -> dict[str, int]:
+    def outliers(self, of: Hashable, changes: Mapping[str, Drift]) -> dict[str, int]:
         """Return whose changes are far from the usual, and how many times as large as is allowed; remember the others.
 
         Usual is the median of this round, where it is one, or of it and earlier rounds, whichever is larger.

@@ -136,7 +136,7 @@ class Call:
         return self.answer is not None or self.reason is not None
 
 
-class Links:
+class ParentLinks:
     """A parent's calls, whatever network carries them."""
 
     late = 0.0

@@ -14,7 +14,7 @@ import grpc
 
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, Links, Refusal
+from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, ParentLinks, Refusal
 from fedbac.deploy.transports.frames import Assembler, Budget, FrameError, Kind, Outbox, Packet
 from fedbac.deploy.transports.grpc.common import (
     LARGEST_HELLO,
@@ -106,7 +106,7 @@ class Connection:
                     raise FrameError(f"{kind.one} to no request that it has")
 
 
-class GrpcChildren(Links):
+class GrpcChildren(ParentLinks):
     """Children over gRPC; see the protocol Children.
 
     ``listen`` is host:port, with port 0 for any that is free; ``port`` tells which. ``limit`` is the bytes of the

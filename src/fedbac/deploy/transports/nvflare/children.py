@@ -9,7 +9,7 @@ from typing import Any
 
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, Links, Refusal
+from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, ParentLinks, Refusal
 from fedbac.deploy.transports.nvflare.parent import END, FIRST, OK, Post
 from fedbac.errors import LONGEST_QUOTE, DeployError, quoted, visible
 
@@ -74,7 +74,7 @@ class Child:
         return said
 
 
-class NvflareChildren(Links):
+class NvflareChildren(ParentLinks):
     """Children over NVFlare; see the protocol Children.
 
     Returns from its making once every child of the job was asked for its hello, so that a run that goes on begins with

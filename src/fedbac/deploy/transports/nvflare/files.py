@@ -100,7 +100,7 @@ class SiteOrder:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How the cloud's part of a job ended; there is none where its process died."""
 
     job: str

@@ -15,7 +15,7 @@ from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
 from fedbac.deploy.settings import CLOUD
 from fedbac.deploy.transports.connect import serve_parent
-from fedbac.deploy.transports.nvflare.files import SERVER, Outcome, SiteOrder, stop_asked
+from fedbac.deploy.transports.nvflare.files import SERVER, JobOutcome, SiteOrder, stop_asked
 from fedbac.deploy.transports.nvflare.parent import Post, Reply, take_post
 from fedbac.errors import Error, RunInUseError, visible
 
@@ -67,11 +67,13 @@ class CloudSite:
             log.error("%s", refused)
         finally:
             over.set()
-        outcome = Outcome(job, "finished") if place.finished() else Outcome(job, "failed", "NVFlare ended the job")
+        outcome = (
+            JobOutcome(job, "finished") if place.finished() else JobOutcome(job, "failed", "NVFlare ended the job")
+        )
         if refused and not aborted():
-            outcome = Outcome(job, "refused", refused)
+            outcome = JobOutcome(job, "refused", refused)
         if stop_asked(kit.folder) and not place.finished():
-            outcome = Outcome(job, "stopped")
+            outcome = JobOutcome(job, "stopped")
         outcome.save(kit.folder)
 
 

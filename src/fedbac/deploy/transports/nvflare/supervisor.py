@@ -19,7 +19,7 @@ from fedbac.deploy.transports.nvflare.files import (
     ADMIN,
     ADMINISTRATOR,
     FOLDER,
-    Outcome,
+    JobOutcome,
     Returning,
     SiteOrder,
     ask_to_stop,
@@ -60,7 +60,7 @@ class Supervisor:
         self.waited_for = ""
         self.round = 0
 
-    def run(self, order: SiteOrder, begun: bool) -> Outcome:
+    def run(self, order: SiteOrder, begun: bool) -> JobOutcome:
         """Have the run played; ``begun`` is whether some of it was played before."""
         self.state = None if order.state is None else Path(order.state)
         _keep_within(self.kit.folder / FOLDER)
@@ -76,7 +76,7 @@ class Supervisor:
                     if outcome is not None and outcome.ended == "finished":
                         return outcome
                     if self.stop.wanted:
-                        return outcome or Outcome("", "stopped")
+                        return outcome or JobOutcome("", "stopped")
                     begun, fruitless = begun or self.round > 0, 0 if self.round > before else fruitless + 1
                     if outcome is not None and outcome.ended == "stopped":  # for a site that has come back
                         continue
@@ -87,24 +87,24 @@ class Supervisor:
             finally:
                 self._disconnect()
 
-    def _one_job(self, host: Host, begun: bool) -> Outcome | None:
+    def _one_job(self, host: Host, begun: bool) -> JobOutcome | None:
         """Submit the job once everybody is there, and follow it; return how it ended."""
         ask_to_stop(self.kit.folder, False)
         missing = self._gather(host, begun)
         if self.stop.wanted:
-            return Outcome("", "stopped")
+            return JobOutcome("", "stopped")
         server = host.processes[FOLDER].pid
         try:
             with tempfile.TemporaryDirectory() as folder:
                 job = str(self.session.submit_job(str(write_job(Path(folder) / "job", self.edges, self._fewest()))))
         except Exception as error:  # whatever NVFlare raises when its server gives no answer
             self._disconnect()
-            return Outcome("", "failed", f"it could not be submitted: {type(error).__name__}")
+            return JobOutcome("", "failed", f"it could not be submitted: {type(error).__name__}")
         log.info("job %s was submitted", job)
         self.submitted = time.time()
         patience = MISSED * self.kit.site.deploy.heartbeat
         self._follow(host, job, server, Returning(self.edges, missing, patience))
-        return Outcome.read(self.kit.folder, job)
+        return JobOutcome.read(self.kit.folder, job)
 
     def _fewest(self) -> int:
         """Return how many sites a job needs at least: as many edges as must answer, each with its clients."""
@@ -150,9 +150,9 @@ class Supervisor:
             self._show_round()
             if self.stop.wanted:
                 ask_to_stop(self.kit.folder, True)
-                if Outcome.read(self.kit.folder, job) is not None:
+                if JobOutcome.read(self.kit.folder, job) is not None:
                     return  # NVFlare takes some more seconds to end a job, in which nothing happens
-            elif Outcome.read(self.kit.folder, job) == Outcome(job, "stopped"):
+            elif JobOutcome.read(self.kit.folder, job) == JobOutcome(job, "stopped"):
                 self._asked(lambda session: session.abort_job(job))  # it would wait a minute for those who left it
             elif back := self._back(returning):
                 self._wait_for(f"{', '.join(back)} came back; a new job begins once this round is saved")
