@@ -67,7 +67,7 @@ Exponent = Annotated[int, Within(-64, 1100)]
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Scale:
     """How numbers become whole ones: x is told as ⌊n 2^e x + u⌋, with u uniform for weights and 1/2 for the rest.
 
     ``of`` chooses e so that no sum of a site's clients passes the largest whole number. It tells clients no more of how
@@ -108,7 +108,7 @@ class Fixed:
 class Secret:
     """What a site wants to know of its clients' answers: only their sum."""
 
-    fixed: Fixed
+    fixed: Scale
     threshold: int
     """The fewest clients whose sum may be known."""
     bound: float = 1.0

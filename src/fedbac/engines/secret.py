@@ -12,7 +12,7 @@ from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.core.parts import Params, Parts
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Trained
-from fedbac.core.secret import MOST, Fixed, Secret, Words, flat, rounding, told_in_training
+from fedbac.core.secret import MOST, Scale, Secret, Words, flat, rounding, told_in_training
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.errors import ConfigError
 
@@ -154,7 +154,7 @@ def summed_measurement(request: Evaluate, measured: Measured) -> Measured:
     return measurement_of(secret, np.sum(numbers, axis=0, dtype=np.uint64), measured.count_G)
 
 
-def numbers_of_models(measured: Measured, group: int, weight: int, fixed: Fixed) -> NDArray[np.uint64]:
+def numbers_of_models(measured: Measured, group: int, weight: int, fixed: Scale) -> NDArray[np.uint64]:
     """Return what a client of so many examples adds of the losses and accuracies of models. One that has no example or
     finds no loss finite adds nothing, as it says nothing about the models."""
     loss_V, accuracy_V = measured.loss_VG[:, group], measured.accuracy_VG[:, group]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedbac.config.experiment import Experiment
 from fedbac.core.links import Ledger
 from fedbac.core.requests import Average, Request, Result
-from fedbac.core.secret import Fixed, Secret, count_protocol
+from fedbac.core.secret import Scale, Secret, count_protocol
 from fedbac.rounds.messages import MeasureReport, Site, TrainReport
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ def sums_only(
     everybody's mean then, so nothing else changes for the site; and count the bytes of the protocol."""
     rule: Any = experiment.method.aggregation
     examples = int(max(site.size_N.sum(), site.validation_N.sum()))
-    secret = Secret(Fixed.of(rule.bound, examples), rule.threshold, rule.bound, seed=experiment.seed)
+    secret = Secret(Scale.of(rule.bound, examples), rule.threshold, rule.bound, seed=experiment.seed)
     training = secret
     if common is not None:
         link, parts = common.clients, experiment.method.personalization.parts
         kept = tuple(part for part, spec in parts.items() if spec.scope == "client")
         if (privacy := experiment.method.privacy) is not None:  # clients count as fewer examples: a finer scale
-            secret = replace(secret, fixed=Fixed.of(rule.bound, int(privacy.counted(site.size_N).sum())))
+            secret = replace(secret, fixed=Scale.of(rule.bound, int(privacy.counted(site.size_N).sum())))
         training = replace(secret, sends=tuple(sorted(link.passing["up"])), twins=link.twins, kept=kept)
     traffic = Ledger()
     try:

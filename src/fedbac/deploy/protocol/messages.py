@@ -21,7 +21,7 @@ from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
 from fedbac.core.schema import AnyNumber, Some, Unchecked
-from fedbac.core.secret import Fixed
+from fedbac.core.secret import Scale
 from fedbac.core.settings import IntArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
@@ -84,8 +84,8 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
     # client is to do for it: a ``fit`` or an ``evaluate``.
     "secret_keys": {"charter": str, "session": str},
     "secret_shares": {"charter": str, "session": str, "places": Places, "keys": Unchecked[bytes]},
-    "secret_fit": {"charter": str, "session": str, "places": Places, "fixed": Fixed, "payload": Unchecked[bytes]},
-    "secret_evaluate": {"charter": str, "session": str, "places": Places, "fixed": Fixed, "payload": Unchecked[bytes]},
+    "secret_fit": {"charter": str, "session": str, "places": Places, "fixed": Scale, "payload": Unchecked[bytes]},
+    "secret_evaluate": {"charter": str, "session": str, "places": Places, "fixed": Scale, "payload": Unchecked[bytes]},
     "secret_unmask": {"charter": str, "session": str, "places": Places, "sealed": Unchecked[bytes]},
     "secret": {"data": Unchecked[bytes]},
     # A model after a round, on its way from the cloud to an edge and from an edge to a client, and as a site keeps it:

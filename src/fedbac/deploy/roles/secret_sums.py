@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from fedbac.core.secret import Fixed, Words, flat, rounding, told_in_training
+from fedbac.core.secret import Scale, Words, flat, rounding, told_in_training
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import received, sent
@@ -94,7 +94,7 @@ class SecretSums:
             change = (flat(trained.parts_C, sends) - flat(request.bank, sends))[0].numpy()
         told = told_in_training(trained.loss_C[0], None if trained.epoch_CE is None else trained.epoch_CE[0])
         rng = rounding(experiment.seed, request.round, request.edge_round, holder.number)
-        fixed: Fixed = said["fixed"]
+        fixed: Scale = said["fixed"]
         size, privacy = holder.data.size("train"), experiment.method.privacy
         weight = size if privacy is None else int(privacy.counted(np.array([size]))[0])
         return fixed.words(change, told, weight, rule.bound, rng)
@@ -137,7 +137,7 @@ class Summing:
     def play(
         self,
         kind: str,
-        fixed: Fixed,
+        fixed: Scale,
         payload: Callable[[int], bytes],
         whole: Callable[[int], bytes],
         size: tuple[int, int],
