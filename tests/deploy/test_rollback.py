@@ -42,7 +42,7 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
 ) -> None:
     """Also one from before the first round, after which everybody would begin afresh."""
     method, site, *settings = KEPT[case]
-    federation = small(method, *settings, rounds=9).federation(tmp_path)
+    federation = small(method, *settings, rounds=7).federation(tmp_path)
     enrolled = federation.enrol()
     playing = federation.play(tmp_path / "run", enrolled)
     for _ in range(copied):
@@ -52,11 +52,11 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
         (tmp_path / "backup" / ".lock").unlink(missing_ok=True)
     finish(playing)
     before = files(tmp_path / "state")
-    said = rf"{site} cannot continue after round {copied}: it has kept state up to round 9\. The cloud's run folder is"
+    said = rf"{site} cannot continue after round {copied}: it has kept state up to round 7\. The cloud's run folder is"
     with pytest.raises(DeployError, match=rf"{said} an old copy: restore the newest one; or .*{ADVICE}"):
         federation.run(tmp_path / "backup", enrolled)
     assert files(tmp_path / "state") == before
-    assert f"the run continues after round {copied}, but the state it has kept is of round 9" in caplog.text
+    assert f"the run continues after round {copied}, but the state it has kept is of round 7" in caplog.text
     assert "restore this folder, or the newest run folder of the cloud" in caplog.text
 
     oldest = min(state(federation, site).glob("own-*")).read_bytes()
@@ -67,7 +67,7 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
     assert "instead of" in caplog.text
     playing.close()
     federation.accept_rollback = False
-    assert len(federation.run(tmp_path / "backup", enrolled).records) == 9
+    assert len(federation.run(tmp_path / "backup", enrolled).records) == 7
 
 
 @pytest.mark.covering

@@ -72,7 +72,7 @@ def test_a_trainer_remembers_nothing_of_what_it_did_before(path: str) -> None:
     used.train(requests(federation, scheme, round_=5))
     used.evaluate([question((start_of(asked[0], 0),), "train", (1, 2))])
     used.train(small)
-    for after in (asked, small, asked[::-1]):
+    for after in (asked[::-1], small):
         for one, other in zip(used.train(after), make(path, federation, scheme).train(after), strict=True):
             assert distance(one.parts_C, other.parts_C) == 0
             np.testing.assert_array_equal(one.loss_C, other.loss_C)

@@ -56,7 +56,10 @@ def flat(parts: Any) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------ the account
 
 
-@pytest.mark.parametrize(("sigma", "count", "q"), [(10.0, 200, 1.0), (4.0, 3, 1.0), (8.0, 100, 0.1), (6.0, 2, 0.5)])
+@pytest.mark.parametrize(
+    ("sigma", "count", "q"),
+    [pytest.param(10.0, 200, 1.0, marks=pytest.mark.full), (4.0, 3, 1.0), (8.0, 100, 0.1), (6.0, 2, 0.5)],
+)
 def test_epsilon_is_that_of_dp_accounting(sigma: float, count: int, q: float) -> None:
     assert epsilon(sigma, 1e-5, count, q) == pytest.approx(direct(sigma, 1e-5, count, q), abs=1e-6)
 
