@@ -116,7 +116,6 @@ def test_columns_do_not_see_each_other_and_the_algorithm_sees_none() -> None:
         assert not graph()[unit] & COLUMNS
 
 
-@pytest.mark.full
 def test_the_rounds_run_without_a_column_in_memory() -> None:
     """The core knows no method, by import too: which kinds there are is found out when one is chosen."""
     code = "import sys, fedbac.rounds.cloud, fedbac.rounds.edge, fedbac.engines; print(*sys.modules)"
@@ -217,7 +216,10 @@ def test_heavy_libraries_are_imported_in_one_place(library: str) -> None:
         "import fedbac.files, fedbac.errors, fedbac.version, fedbac.config.text",
         "sys.argv = ['fedbac', '--help']; from fedbac_command import main; main()",
         "sys.argv = ['fedbac', 'run', '--help']; from fedbac_command import main; main()",
-        "sys.argv = ['fedbac', 'data', 'get', '--help']; from fedbac_command import main; main()",
+        pytest.param(
+            "sys.argv = ['fedbac', 'data', 'get', '--help']; from fedbac_command import main; main()",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_torch_is_imported_when_it_is_needed(code: str) -> None:

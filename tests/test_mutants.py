@@ -37,6 +37,9 @@ OLD_BACKUP = "test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing"
 LOST_STATE = "test_a_site_that_lost_its_state_stops_the_run_until_it_is_back"
 NEVER_CHOSEN = "tests/deploy/test_roles.py::test_three_rounds_are_those_of_the_simulator"
 
+ROOM = "tests/engines/test_chunks.py::test_corrections_which_belong_to_no_network_take_as_much_room_as_one"
+ORDER = "tests/unit/test_codecs.py::test_an_order_that_makes_no_sense_is_refused"
+COMBINES = "test_the_cloud_combines_what_sites_report_for_an_owner_and_counts_changes_from_what_was_sent"
 SPENT = "tests/deploy/test_privacy.py::test_a_round_is_answered_once_whatever_it_is_asked_again"
 EXPECTED = "tests/unit/test_privacy.py::test_a_client_counts_as_many_examples_as_it_holds_up_to_what_was_declared"
 
@@ -50,6 +53,17 @@ MUTANTS = {
     "who keeps a network that follows another is not sent that": Mutant(
         "rounds/record.py", "measured = with_leaders(scheme, measured)", "pass",
         f"{NEVER_CHOSEN}[clients that were never chosen, and follow everybody]",
+    ),
+    "room for networks alone": Mutant(
+        "engines/simulator.py", "for part, params in bank.items()}",
+        'for part, params in bank.items() if part == "global"}', ROOM,
+    ),
+    "noise after a codec": Mutant(
+        "core/codecs.py", "if last is not None:\n                return", "if False:\n                return", ORDER
+    ),
+    "changes from what was, not from what was sent": Mutant(
+        "core/aggregation.py", "before_K if sent_K is None else sent_K", "before_K",
+        f"tests/unit/test_robust.py::{COMBINES}",
     ),
     "measured networks at the codec's price": Mutant(
         "core/links.py", 'self.chain(direction).codec if purpose == "train" else None',

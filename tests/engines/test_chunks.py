@@ -19,7 +19,7 @@ from fedbac.engines.simulator import COPIES, Chunks, Piece, cut
 from fedbac.errors import NotEnoughMemoryError
 from fedbac.federation import Federation
 from fedbac.local import LoopTrainer
-from fedbac.personalization import Additive
+from fedbac.personalization import Additive, ControlVariates
 from tests.covering import first
 from tests.schemes import Layered, Personal
 from tests.support import StubTrainer, distance, federate
@@ -120,6 +120,16 @@ def test_the_budget_decides_the_chunks_and_nothing_else(scheme: Personalization)
         chunked, trainer = work(memory=clients * client_bytes(whole[0]), scheme=scheme)
         assert trainer.sizes == sizes * 2
         assert same(chunked, whole)
+
+
+def test_corrections_which_belong_to_no_network_take_as_much_room_as_one() -> None:
+    federation, scheme = federate(DATA, SHARDS, training=TRAINING), ControlVariates()
+    asked = questions(federation, scheme)
+    network = COPIES * sum(value[0].nbytes for value in asked[0].train.bank["global"].values())
+    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    assert Chunks(trainer, 3 * 5.1 * network, 1).fitting(asked) == 5, (
+        "the correction of all and its own are weights too"
+    )
 
 
 def test_a_rule_that_holds_all_clients_gives_the_same_bits_in_any_chunks_and_takes_from_the_budget() -> None:
