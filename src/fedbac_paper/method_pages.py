@@ -9,11 +9,22 @@ from fedbac.core.parts import judged_parts
 from fedbac.core.settings import Settings
 from fedbac.presets import DEFAULT_TASK, tasks
 from fedbac.presets.methods import METHODS
-from fedbac.presets.notes import FAMILIES, NOTES
-from fedbac.presets.table import DEVIATIONS, row
+from fedbac.presets.notes import NOTES
+from fedbac.presets.table import row
 from fedbac_paper import compared, costs
 from fedbac_paper.tables import table
 
+FAMILIES = {
+    "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
+    "clustered": "ifca ifca-edges ifca-paper cfl cfl-edges fl-hc fl-hc-edges fedgwc fedgwc-edges cflhkd",
+    "blending": "chpfl chpfl-edges phe-fl phe-fl-kd fedbabu fedbabu-edges pfedgraph pfedgraph-edges fedavg-ft local",
+    "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
+    "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-edges fedper fedper-edges fedrod fedrod-edges "
+    "fedala fedala-edges",
+    "additive": "fed-bac fed-cam fed-cam-edges fed-cam-alternate paper-text paper-figures fed-bac-random fed-bac-full "
+    "singletons linucb-isolated fedbac-plus fedbac-plus-2",
+}
+"""The pages of methods, and what is on them."""
 TITLES = {
     "plain": "One network for all",
     "clustered": "Clusters",
@@ -22,6 +33,15 @@ TITLES = {
     "personal": "Personal parts",
     "additive": "Fed-BAC and its relatives",
 }
+
+DEVIATIONS = {
+    "architecture": "`-edges` marks a method of clients that serves edges here, to be comparable with those that do. "
+    "Methods of two tiers that select or personalize clients run in three, selecting at every edge.",
+    "chpfl": "`chpfl` and `phe-fl` count as adaptive blends: what they share follows from what they measure. The paper "
+    "calls the first full sharing, the second distillation (`phe-fl-kd`); the authors' code of PHE-FL blends.",
+    "cfl": "`cfl` and `fedgwc` count as adaptive: they remember updates and losses.",
+}
+"""Where the rows differ from those of the paper, and why; by the first method that a sentence is about."""
 
 
 def methods(results: Path) -> str:

@@ -293,9 +293,9 @@ EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "networks that are not finite": (filled(float("nan")), "not finite"),
     "more examples than it has": (lambda m: again(m, report__weight__global=np.array([10**6])), "counts more examples"),
     "fewer examples than none": (lambda m: again(m, report__weight__global=np.array([-5])), "or not from 0"),
-    "a loss below zero": (lambda m: report(m, loss=-1e300), "losses that cannot be"),
+    "a loss below zero": (lambda m: report(m, loss=-1e300), "impossible losses"),
     "losses beyond all measure": (
-        lambda m: again(m, report__statistic_N__loss=np.full(2, 1e300)), "losses that cannot be",
+        lambda m: again(m, report__statistic_N__loss=np.full(2, 1e300)), "impossible losses",
     ),
     "clients of another edge": (lambda m: report(m, selected=[2, 3]), "report/selected is"),
     "clients twice": (lambda m: report(m, failed=[0, 0]), "report/failed is"),
@@ -346,7 +346,7 @@ def test_an_edge_whose_accuracy_cannot_be_has_none(change_: dict[str, Any], tmp_
     assert record["accuracy"] == record["accuracy_per_edge"][1]
 
 
-# ---------------------------------------------------------------------------------- data that cannot be
+# ---------------------------------------------------------------------------------- impossible data
 
 
 def test_what_does_not_fit_together_is_refused_before_the_first_round(tmp_path: Path) -> None:

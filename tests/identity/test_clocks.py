@@ -201,7 +201,7 @@ def test_a_deadline_belongs_to_the_method() -> None:
         ({}, "needs to know how long clients take; set task.world"),
         ({"aggregation": Mean(secret=True)}, "method.aggregation.secret makes a sum of those who began it"),
         ({"cloud_clock": Deadline()}, "method.cloud_clock 'deadline' is for edges"),
-        ({"cloud_clock": Buffered(), "unit": "client"}, "cannot be with method.unit=client"),
+        ({"cloud_clock": Buffered(), "unit": "client"}, "does not go with method.unit=client"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:

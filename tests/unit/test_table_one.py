@@ -10,8 +10,9 @@ from fedbac.data import toy
 from fedbac.engines import connect
 from fedbac.federation import assemble
 from fedbac.presets.notes import NOTES
-from fedbac.presets.table import DEVIATIONS, Cells, row
+from fedbac.presets.table import Cells, row
 from fedbac.runs.configure import Inputs, configure
+from fedbac_paper.method_pages import DEVIATIONS
 from tests.support import NO_KERNEL
 from tests.unit.tiny import tiny_task
 

@@ -423,7 +423,7 @@ def _uncombinable(task: Task, method: Method) -> Iterator[str]:
 
 
 def _untimely(task: Task, method: Method) -> Iterator[str]:
-    """Yield what a clock lacks, and what cannot be with updates that come later than asked for."""
+    """Yield what a clock lacks, and what does not go with updates that come later than asked for."""
     clocks = {"method.clock": method.clock, "method.cloud_clock": method.cloud_clock}
     timed = next((f"{field} {clock.kind!r}" for field, clock in clocks.items() if clock.timed), None)
     if timed is not None and task.world is None:
@@ -431,7 +431,7 @@ def _untimely(task: Task, method: Method) -> Iterator[str]:
     if method.cloud_clock.timed and not method.cloud_clock.holds:
         yield f"method.cloud_clock {method.cloud_clock.kind!r} is for edges; set it as method.clock"
     if method.cloud_clock.holds and method.unit == "client":
-        yield f"method.cloud_clock {method.cloud_clock.kind!r} cannot be with method.unit=client; use edge"
+        yield f"method.cloud_clock {method.cloud_clock.kind!r} does not go with method.unit=client; use edge"
     clock = next((f"{field} {clock.kind!r}" for field, clock in clocks.items() if clock.holds), None)
     if clock is None:
         return

@@ -2,18 +2,6 @@
 
 from typing import NamedTuple
 
-FAMILIES = {
-    "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
-    "clustered": "ifca ifca-edges ifca-paper cfl cfl-edges fl-hc fl-hc-edges fedgwc fedgwc-edges cflhkd",
-    "blending": "chpfl chpfl-edges phe-fl phe-fl-kd fedbabu fedbabu-edges pfedgraph pfedgraph-edges fedavg-ft local",
-    "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
-    "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-edges fedper fedper-edges fedrod fedrod-edges "
-    "fedala fedala-edges",
-    "additive": "fed-bac fed-cam fed-cam-edges fed-cam-alternate paper-text paper-figures fed-bac-random fed-bac-full "
-    "singletons linucb-isolated fedbac-plus fedbac-plus-2",
-}
-"""The pages of methods, and what is on them."""
-
 
 class Note(NamedTuple):
     """What a reader should know about a preset."""

@@ -109,13 +109,3 @@ def _aggregation(method: Method) -> str:
     rules = dict.fromkeys((method.aggregation.kind, (method.cloud_aggregation or method.aggregation).kind))
     step = f" + {method.step.kind}" if method.step.active else ""
     return (", ".join(rules) + step).replace("_", " ").capitalize()
-
-
-DEVIATIONS = {
-    "architecture": "`-edges` marks a method of clients that serves edges here, to be comparable with those that do. "
-    "Methods of two tiers that select or personalize clients run in three, selecting at every edge.",
-    "chpfl": "`chpfl` and `phe-fl` count as adaptive blends: what they share follows from what they measure. The paper "
-    "calls the first full sharing, the second distillation (`phe-fl-kd`); the authors' code of PHE-FL blends.",
-    "cfl": "`cfl` and `fedgwc` count as adaptive: they remember updates and losses.",
-}
-"""Where the rows differ from those of the paper, and why; by the first method that a sentence is about."""

@@ -158,7 +158,7 @@ def _trained(found: Trained, like: Trained) -> str | None:
 def _measured(found: Measured, like: Measured) -> str | None:
     shares, good_G = found.accuracy_VG[:, found.count_G > 0], (found.count_G >= 0) & (found.count_G <= like.count_G)
     good = good_G.all() and ((shares >= 0) & (shares <= 1 + 1e-9)).all()
-    return None if good else "has accuracies or numbers of examples that cannot be"
+    return None if good else "has impossible accuracies or numbers of examples"
 
 
 def _possible(charter: Charter, *losses: Any) -> bool:
@@ -241,7 +241,7 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
     losses = {query.name: told_N for query, told_N in report.statistic_N.items()}
     squares = np.sqrt(losses.pop("square", np.zeros(0)))
     if not _possible(charter, report.loss, report.readings, squares, *losses.values()):
-        raise WireError("trained: report tells losses that cannot be")
+        raise WireError("trained: report tells impossible losses")
     healthy = int(np.isfinite(report.statistic_N[Statistic("loss")]).sum())
     if any(trees.count(params) != healthy for params in report.updates.values()):
         raise WireError(f"trained: report/updates must be of the {healthy} clients whose loss is finite")
@@ -267,7 +267,7 @@ def read_measured(
     most = [replace(one, count_G=charter.groups(two, site)) for one, two in each]
     report = _one(message, "report", MeasureReport(tuple(most), EVERY_LINK))
     if not _possible(charter, *(reading.loss_VG for reading in report.readings)):
-        raise WireError("measured: report tells losses that cannot be")
+        raise WireError("measured: report tells impossible losses")
     return report
 
 
