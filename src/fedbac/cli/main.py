@@ -12,7 +12,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
 
-from fedbac.cli import auditing, deploying, federating, lists, modelling, reporting, running
+from fedbac.cli import deploying, federating, lists, modelling, reporting, running
 from fedbac.cli.streams import lasting
 from fedbac.cli.terminal import err, say
 from fedbac.errors import ConfigError, Error, visible
@@ -66,7 +66,7 @@ for command in (
     reproduce,
     running.resume,
     running.verify,
-    auditing.audit,
+    running.audit,
     reporting.report,
     reporting.table,
     reporting.watch,

@@ -1,4 +1,4 @@
-"""``fedbac run``, ``compare``, ``sweep``, ``tune`` and ``resume``: points, laid out, played and reported alike."""
+"""``fedbac run``, ``compare``, ``sweep``, ``tune``, ``resume``, ``verify``, ``audit``: runs laid out, played, shown."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -352,6 +352,36 @@ def replayed_alike(places: Sequence["RunFolder"], count: int | None, data_folder
             raise ConfigError(f"{place.path}: no round was played yet, so there is nothing to replay")
         say(f"{place.path}: replayed by {in_words(found.by)}")
     return alike
+
+
+def audit(
+    method: Annotated[str, typer.Argument(help=METHOD_HELP, autocompletion=method_names)],
+    task: TaskOption = None,
+    settings: SetOption = [],  # noqa: B006 (typer reads it)
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed.")] = None,
+    rounds: RoundsOption = None,
+    canaries: Annotated[
+        int | None, typer.Option("--canaries", min=1, help="How many. Default: half of the clients.")
+    ] = None,
+    data: SourceOption = None,
+) -> None:
+    """Test a promise of privacy by canaries: how large epsilon is at least."""
+    from fedbac.runs.audit import audit as audited
+    from fedbac.runs.configure import Inputs, check_ready, configure
+
+    settings, data_folder = chosen(settings, None, data)
+    experiment = configure(method, task, seed=seed, rounds=rounds, settings=settings)
+    runtime, inputs = changed(), Inputs(data_folder=data_folder)
+    check_ready([experiment], runtime, inputs)
+    found = audited(experiment, canaries, runtime=runtime, inputs=inputs)
+    promised = "nothing" if found.promised is None else f"epsilon {found.promised:.4g}"
+    say(
+        f"Promised: {promised}. Of {found.guesses} guesses about {found.canaries} canaries {found.right} were right: "
+        f"epsilon is at least {found.at_least:.3g}, with 95 % confidence."
+    )
+    if found.broken:
+        say("So the promise is broken.")
+        raise typer.Exit(1)
 
 
 def _source(names: Sequence[str], task: str | None, data: str | None) -> str:
