@@ -196,7 +196,7 @@ def settings(name: str) -> str:
             if line in told:
                 again.setdefault(told[line], []).append(line[2:].partition(":")[0] + "`")
         new = [line for line in fields if line not in told]
-        new += [f"- {', '.join(names)} – as of {kind}." for kind, names in again.items()]
+        new += [f"- {', '.join(names)}: as of {kind}." for kind, names in again.items()]
         told |= {line: path.partition(", kind ")[2] or f"`{path}`" for line in new if line.startswith("- `")}
         lines += ["", f"## {path}", "", inspect.cleandoc(cls.__doc__ or ""), *new]
     return "\n".join(lines) + "\n"
@@ -227,7 +227,7 @@ def _fields(cls: type[BaseModel], prefix: str = "") -> list[str]:
         allowed = _allowed(schema["properties"].get(name, {}), type(value) not in (bool, int, float))
         if value is None:
             allowed = allowed.removesuffix(" or `null`")
-        lines.append(f"- {_default(prefix + name, value)}{f' ({allowed})' if allowed else ''} – {meaning}")
+        lines.append(f"- {_default(prefix + name, value)}{f' ({allowed})' if allowed else ''}: {meaning}")
     return lines
 
 
@@ -266,10 +266,10 @@ def _allowed(schema: dict[str, Any], named: bool = True) -> str:
         return "group, or list of them"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    signs = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
+    signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
     limits = {sign: schema[key] for key, sign in signs.items() if abs(schema.get(key, math.inf)) < LARGE}
-    if {"≥ ", "≤ "} <= limits.keys():
-        bounds = f"{limits['≥ ']:g} to {limits['≤ ']:g}"
+    if {"≥", "≤"} <= limits.keys():
+        bounds = f"{limits['≥']:g} to {limits['≤']:g}"
     else:
         bounds = ", ".join(f"{sign}{limit:g}" for sign, limit in limits.items())
     kind = schema.get("type", "")
@@ -292,16 +292,16 @@ def commands() -> str:
             given.metavar or given.name.upper() for given in command.params if given.param_type_name != "option"
         )
         own = [option for (option, meaning), names in used.items() if name in names and (option, meaning) not in common]
-        also = "common" if any(name in used[key] for key in common) else ""
-        options = " ".join([*(f"`{option}`" for option in own), also]).strip()
+        options = " ".join(f"`{option}`" for option in own)
         about = " ".join((command.help or "").split()).replace("|", "\\|")
         rows.append([f"`{' '.join([name, *arguments]).replace('|', chr(92) + '|')}`", about, options])
     return f"""# Command line
 
-`fedbac COMMAND --help` says what each option means. Exit status: 0 if all went well, 1 if a run failed, 2 if the
-command or its input is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.
+`fedbac COMMAND --help` explains its options, also those that [several](#common-options) share. Exit status: 0 if all
+went well, 1 if a run failed, 2 if the command or its input is wrong, 130 after Ctrl-C. Written by
+`tools/make_docs.py`.
 
-{table(["command", "what it does", "options"], rows)}
+{table(["command", "what it does", "options of its own"], rows)}
 
 ## Common options
 

@@ -139,18 +139,24 @@ def tally(claims: Sequence[Claim]) -> str:
 
 
 def verdict_table(claims: Sequence[Claim]) -> str:
-    """Return claims with their verdicts in short; those made of every reading of Fed-BAC have a column for each."""
-    by_sentence: dict[str, dict[str, Claim]] = {}
+    """Return claims with their verdicts in short; those made of several methods have a column for each."""
+    by_sentence: dict[tuple[str, bool], dict[str, Claim]] = {}
     for claim in claims:
-        if claim.subject in READINGS:
-            by_sentence.setdefault(claim.sentence, {})[claim.subject] = claim
-    of_readings = [
-        [sentence.format("Fed-BAC"), *(in_short(found[reading].verdict) for reading in READINGS)]
-        for sentence, found in by_sentence.items()
+        by_sentence.setdefault((claim.sentence, claim.subject in READINGS), {})[claim.subject] = claim
+    columns: dict[tuple[str, ...], list[list[str]]] = {}
+    others = []
+    for (sentence, of_readings), found in by_sentence.items():
+        if len(found) == 1:
+            others += [[claim.text, in_short(claim.verdict)] for claim in found.values()]
+            continue
+        subject = "Fed-BAC" if of_readings else "it"
+        row = [sentence.format(subject), *(in_short(claim.verdict) for claim in found.values())]
+        columns.setdefault(tuple(found), []).append(row)
+    tables = [
+        table(["Fed-BAC, read as" if subjects == READINGS else "claim", *map(code, subjects)], rows)
+        for subjects, rows in columns.items()
     ]
-    others = [[claim.text, in_short(claim.verdict)] for claim in claims if claim.subject not in READINGS]
-    tables = [table(["Fed-BAC, read as", *map(code, READINGS)], of_readings)] if of_readings else []
-    tables += [table(["claim" if not of_readings else "other claims", "verdict"], others)] if others else []
+    tables += [table(["other claims" if tables else "claim", "verdict"], others)] if others else []
     return "\n\n".join(tables)
 
 

@@ -18,19 +18,13 @@ class Note(NamedTuple):
 
 PER_EDGE = "Every edge selects B = max(1, ⌊p·N_m⌋) of its own clients; the original has two tiers."
 BY_DATA = "Edges weight clients by their data; the original takes the plain mean."
-FEDREP = (
-    "Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for Personalized Federated Learning, "
-    "2021"
-)
+FEDREP = "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning, 2021"
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 NOT_AGAIN = "Heads are not fine-tuned again after the last round."
-FEDPER = "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, 2019"
+FEDPER = "Arivazhagan et al.: Federated Learning with Personalization Layers, 2019"
 FEDROD = "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022"
-FEDALA = (
-    "Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated Learning, "
-    "2023"
-)
-DITTO = "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
+FEDALA = "Zhang et al.: FedALA: Adaptive Local Aggregation for Personalized Federated Learning, 2023"
+DITTO = "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 DITTO_DIFFERENCES = (
     "Only the shared network has momentum, as in the original. Gradients of both are clipped, the pull is not.",
 )
@@ -50,7 +44,7 @@ PAPER = (
 )
 PAPER_START = "On Fashion-MNIST all edges start in one cluster, elsewhere each in its own."
 OURS = "this project"
-FED_CAM = "Ma, Zhou, Long, Jiang, Zhang: Structured Federated Learning through Clustered Additive Modeling, 2023"
+FED_CAM = "Ma et al.: Structured Federated Learning through Clustered Additive Modeling, 2023"
 CAM_SUMMARY = (
     "A shared network plus one of the cluster, trained jointly. Before every round each client joins the cluster with "
     "which the sum has the lowest loss."
@@ -59,26 +53,15 @@ CAM_DIFFERENCES = (
     "The abstract says that clustering alternates with training, and that each network learns the other's residual; "
     "not the steps, their order, a warm-up, or the number of clusters.",
 )
-PHE_FL = (
-    "Lee, Tavallaie, Chen, Thilakarathna, Seneviratne, Nadjaran Toosi, Zomaya: Personalizing Federated Learning for "
-    "Hierarchical Edge Networks with Non-IID Data, 2025"
-)
-FEDAVG = (
-    "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
-    "Decentralized Data, 2017"
-)
-FEDOPT = (
-    "Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated Optimization, 2021 "
-    "(Algorithm 2)"
-)
+PHE_FL = "Lee et al.: Personalizing Federated Learning for Hierarchical Edge Networks with Non-IID Data, 2025"
+FEDAVG = "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017"
+FEDOPT = "Reddi et al.: Adaptive Federated Optimization, 2021 (Algorithm 2)"
 ALL_CLIENTS = "All clients train; the original selects some (method.selection.fraction)."
 TUNED = (
     "The server's learning rate is the authors' for EMNIST; tune method.step.learning_rate to your task, as they do."
 )
-HIERFAVG = "Liu, Zhang, Song, Letaief: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
-FEDGWC = (
-    "Licciardi, Leo, Fanì, Caputo, Ciccone: Interaction-Aware Gaussian Weighting for Clustered Federated Learning, 2025"
-)
+HIERFAVG = "Liu et al.: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
+FEDGWC = "Licciardi et al.: Interaction-Aware Gaussian Weighting for Clustered Federated Learning, 2025"
 FEDGWC_SUMMARY = (
     "Members are rewarded by how near their losses are to their cluster's mean. A cluster whose rewards have settled "
     "is split by spectral clustering."
@@ -89,7 +72,7 @@ FEDGWC_DIFFERENCES = (
     "The running change of W begins with the first change, not with 1.",
     "Losses are not augmented by Gaussian draws.",
 )
-IFCA = "Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, 2020"
+IFCA = "Ghosh et al.: An Efficient Framework for Clustered Federated Learning, 2020"
 CFL = (
     "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
     "Privacy Constraints, 2021"
@@ -107,7 +90,7 @@ FL_HC_DIFFERENCES = (
     "in the heights of joins by Ward's linkage, into 2 to M/2 clusters.",
     "A member without an update in that round stays in the largest part of its cluster, not the nearest.",
 )
-PFEDGRAPH = "Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
+PFEDGRAPH = "Ye et al.: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
 PFEDGRAPH_SUMMARY = (
     "Every member starts from a mix of all networks and keeps near its direction. Shares grow with the amount of data, "
     "and with how alike networks have moved since the start."
@@ -117,10 +100,7 @@ PFEDGRAPH_DIFFERENCES = (
     "sign is the paper's, not the public code's.",
     "Cosines above 0.9 are not rounded up to 1, as in the public code.",
 )
-CHPFL = (
-    "Song, Li, Jiang, Wei, Guo: CHPFL: Clustered adaptive hierarchical federated learning for edge-level "
-    "personalization, 2026"
-)
+CHPFL = "Song et al.: CHPFL: Clustered adaptive hierarchical federated learning for edge-level personalization, 2026"
 CHPFL_SUMMARY = (
     "Members are grouped by k-means++ on their updates. Every group trains from a blend of its own network and the "
     "mean of all, in shares that are learned."
@@ -178,14 +158,13 @@ NOTES: dict[str, Note] = {
         "All clients train; method.selection.fraction=0.1 is the original's usual share.",
     ),
     "fedprox": _note(
-        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, 2020",
+        "Li et al.: Federated Optimization in Heterogeneous Networks, 2020",
         "FedAvg whose clients minimize F_i(w) + (μ/2)‖w − w^t‖², where w^t is the network they received.",
         "μ = 0.01; the pull is part of the gradient that is clipped.",
         "Stragglers do not send partial work.",
     ),
     "scaffold": _note(
-        "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging for "
-        "Federated Learning, 2020",
+        "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020",
         "Clients train by ∇F_i + c − c_i, where c_i is their own mean gradient when they trained last (option "
         "II), and c the mean of all c_i. This sends twice as much as FedAvg.",
         "Means, and the share of participants by which c moves, are weighted by data, not uniform over clients.",
@@ -193,15 +172,14 @@ NOTES: dict[str, Note] = {
         "The server's step size is 1.",
     ),
     "feddyn": _note(
-        "Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, 2021",
+        "Acar et al.: Federated Learning Based on Dynamic Regularization, 2021",
         "Clients minimize F_i(θ) − ⟨h_i, θ⟩ + (α/2)‖θ − θ^t‖², then h_i ← h_i − α(θ_i − θ^t). The server keeps "
         "the mean h of all h_i, and continues from the average of the clients minus h/α.",
         "Means, and the share of participants by which h moves, are weighted by data, not uniform over clients.",
         "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
     ),
     "mtgc": _note(
-        "Fang, Han, Chen, Wang, Brinton: Hierarchical Federated Learning with Multi-Timescale Gradient "
-        "Correction, 2024",
+        "Fang et al.: Hierarchical Federated Learning with Multi-Timescale Gradient Correction, 2024",
         "Clients train by ∇F_i + z_i + y_j. After each of two edge averages a round z_i moves by the "
         "edge's mean gradient less the client's, and after the round y_j by the mean of all less the edge's. z_i "
         "starts each round at 0, as in the authors' code.",
@@ -241,7 +219,7 @@ NOTES: dict[str, Note] = {
         "κ1 counts epochs (task.training.epochs), not steps.",
     ),
     "abad": _note(
-        "Abad, Ozfatura, Gündüz, Erçetin: Hierarchical Federated Learning Across Heterogeneous Cellular Networks, 2020",
+        "Abad et al.: Hierarchical Federated Learning Across Heterogeneous Cellular Networks, 2020",
         "HierFAVG over sparse links. A client sends the largest 1 % of its update, other links the largest "
         "10 %, tensor by tensor; what is left out is added the next time.",
         "A client sends the change of several epochs, not the gradient of one step, without momentum correction.",
@@ -365,8 +343,7 @@ NOTES: dict[str, Note] = {
         interpretation=True,
     ),
     "cflhkd": _note(
-        "Ahmad, Kanatbekova, Brandić, Aral: Clustered federated learning with hierarchical knowledge "
-        "distillation, 2025",
+        "Ahmad et al.: Clustered federated learning with hierarchical knowledge distillation, 2025",
         "Members with similar updates form clusters. They learn from the mean of all networks and from the two "
         "most similar clusters, and networks are drawn towards their mean every five rounds.",
         "By the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds "
@@ -404,15 +381,14 @@ NOTES: dict[str, Note] = {
         "The variant cpow-d, which measures on one batch, is left out.",
     ),
     "ucb-cs": _note(
-        "Cho, Gupta, Joshi, Yağan: Bandit-based Communication-Efficient Client Selection Strategies for "
-        "Federated Learning, 2020",
+        "Cho et al.: Bandit-based Communication-Efficient Client Selection Strategies for Federated Learning, 2020",
         "A_i = (n_i / n)(L_i / N_i + √(2 σ² ln T / N_i)) with sums discounted by γ = 0.7; the B largest train.",
         PER_EDGE,
         "ln T is 0 while the discounted number of rounds T is below 1.",
         "A selected client that returns no update counts as reporting its mean loss.",
     ),
     "oort": _note(
-        "Lai, Zhu, Madhyastha, Chowdhury: Oort: Efficient Federated Learning via Guided Participant Selection, 2021",
+        "Lai et al.: Oort: Efficient Federated Learning via Guided Participant Selection, 2021",
         "U_i = n_i √(mean ℓ²), from 0 to 1, plus √(0.1 ln t / last round), times (T_pref / t_i)^2 for clients "
         "slower than T_pref. A share ε of B explores, the others are drawn by this score. The pacer raises T_pref "
         "where the utility is flat. Constants are the public code's.",
@@ -423,7 +399,7 @@ NOTES: dict[str, Note] = {
         "A client that was selected and never returned an update counts as the mean of the others.",
     ),
     "cs-ucb": _note(
-        "Xia, Quek, Guo, Wen, Yang, Zhu: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, 2020",
+        "Xia et al.: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, 2020",
         "The reward of a client is 1 − min(τ, τ_max) / τ_max for the τ seconds it took; the B largest of "
         "ȳ_i + √((B + 1) ln t / z_i) train. With fairness above 0 it is CS-UCB-Q, with a queue of owed rounds.",
         PER_EDGE,
@@ -432,7 +408,7 @@ NOTES: dict[str, Note] = {
         "With B close to N_m the bonus outweighs the rewards, and clients take turns.",
     ),
     "cocs": _note(
-        "Qu, Duan, Chen, Xu, Lu, Liu: Context-Aware Online Client Selection for Hierarchical Federated Learning, 2022",
+        "Qu et al.: Context-Aware Online Client Selection for Hierarchical Federated Learning, 2022",
         "The context of a client, its downlink and its speed, lies in one of h² cells. Clients that were "
         "selected at most K(t) times in their cell come first, then those whose updates arrived most often.",
         "Every client costs 1 and belongs to one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",

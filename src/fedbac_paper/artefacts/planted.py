@@ -51,10 +51,10 @@ def claims(results: Results) -> list[Claim]:
         known = not_worse([*gap(results, TASK, ours, KNOWN).values()])
         shared = "where edges share distributions"
         out += [
-            Claim(f"planted-{id_}-above-singletons", f"{ours} is above singletons, {shared}", singletons),
-            Claim(f"planted-{id_}-above-others", f"{ours} is above {', '.join(parts)}, {shared}", every(parts)),
-            Claim(f"planted-{id_}-matches-known-groups", f"{ours} is not worse than with the groups known", known),
-            Claim(f"planted-{id_}-settles", f"{ours} settles to few moves", _settles(results, ours)),
+            Claim(f"planted-{id_}-above-singletons", f"{{}} is above singletons, {shared}", singletons, ours),
+            Claim(f"planted-{id_}-above-others", f"{{}} is above {', '.join(parts)}, {shared}", every(parts), ours),
+            Claim(f"planted-{id_}-matches-known-groups", "{} is not worse than with the groups known", known, ours),
+            Claim(f"planted-{id_}-settles", "{} settles to few moves", _settles(results, ours), ours),
         ]
     return out
 
