@@ -350,7 +350,7 @@ def api(page_name: str) -> str:
     lines = [f"# {title}", "", f"{about} Written by `tools/make_docs.py`; the site shows the docstrings.", ""]
     names = [name for name in fedbac.__all__ if not name.startswith("_") and _api_page(name) == page_name]
     for name in sorted(names, key=lambda name: (_rank(getattr(fedbac, name)), name)):
-        lines += [f"::: fedbac.{name}", *(["    options:", "      members: false"] * (page_name == "api-methods")), ""]
+        lines += [f"::: fedbac.{name}", ""]
     return "\n".join(lines)
 
 

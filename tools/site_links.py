@@ -29,6 +29,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return a page with such links replaced by their text; say whether it is searched."""
     name = page.file.src_uri
     page.meta["search"] = {"exclude": name.startswith(NOT_SEARCHED), "boost": FIRST.get(name, 1)}
+    if name == "api-methods.md":  # the pages of settings list the fields
+        markdown = re.sub("(?m)^::: .*", r"\g<0>\n    options:\n      members: false", markdown)
     return without_outside_links(markdown, DOCS / page.file.src_uri)
 
 

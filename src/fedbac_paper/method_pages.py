@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbac.config.experiment import Method
+from fedbac.config.experiment import Method, Task
 from fedbac.core.parts import judged_parts
 from fedbac.core.settings import Settings
 from fedbac.presets import DEFAULT_TASK, tasks
@@ -48,13 +48,13 @@ def methods(results: Path) -> str:
     """Return the page of all methods: Table I from the rows of choices, and where it differs from the paper's."""
     task = tasks.task(DEFAULT_TASK)
     header = ["method", "architecture", "clustering", "selection", "adaptive", "knowledge sharing", "personalization"]
-    rows = [[f"[`{name}`](methods/{_family(name)}.md#{name})", *row(preset(task))] for name, preset in METHODS.items()]
+    rows = [_table_row(name, task) for name in METHODS if name.removesuffix("-edges") not in METHODS.keys() - {name}]
     differences = "\n".join(f"- {line}" for line in DEVIATIONS.values())
     return f"""# Methods
 
 The paper's Table I with more rows, computed from the presets. Names lead to what a method does, its source, and
-where ours differs; `fedbac show NAME` prints every setting. [Against fluke](methods/against-fluke.md) compares eight
-with another package. Written by `tools/make_docs.py`.
+where ours differs; “/” precedes what `-edges` does otherwise. `fedbac show NAME` prints every setting.
+[Against fluke](methods/against-fluke.md) compares eight with another package. Written by `tools/make_docs.py`.
 
 {table([*header, "aggregation"], rows)}
 
@@ -64,6 +64,15 @@ with another package. Written by `tools/make_docs.py`.
 
 {compared.section(results / "methods")}
 """
+
+
+def _table_row(name: str, task: Task) -> list[str]:
+    """Return the row of a method and of its variant on edges, if it has one."""
+    links, columns = [f"[`{name}`](methods/{_family(name)}.md#{name})"], list(row(METHODS[name](task)))
+    if (edges := f"{name}-edges") in METHODS:
+        links.append(f"[`-edges`](methods/{_family(name)}.md#{edges})")
+        columns = [a if a == b else f"{a} / {b}" for a, b in zip(columns, row(METHODS[edges](task)), strict=True)]
+    return [", ".join(links), *columns]
 
 
 def _family(name: str) -> str:

@@ -20,6 +20,8 @@ from fedbac_paper.verdicts import Bound, geometric
 
 NONE = "–"
 ACCURACY = "Distributed accuracy in percent, mean over seeds and the last ten rounds."
+MOST_ROWS = 10
+"""Methods in a table of accuracies; more are for a spreadsheet."""
 SPREADS = ["std over seeds", "std over the last ten rounds"]
 ACCURACY_HEADER = ["setting", "method", "paper", "paper's ±", "ours", *SPREADS, "difference", "moves", "seeds"]
 """Moves: how often an edge was assigned to another cluster."""
@@ -117,16 +119,16 @@ def comma_separated(rows: Sequence[Sequence[str]]) -> str:
     return file.getvalue()
 
 
-def side_by_side(rows: Sequence[Sequence[str]], column: str, paper: str | None = "paper", title: str = "method") -> str:
+def side_by_side(rows: Sequence[Sequence[str]], column: str, paper: str = "paper", title: str = "method") -> str:
     """Return one number of every method in every setting, the paper's in brackets."""
     cells = {}
     for row in rows[1:]:
         numbers = dict(zip(rows[0], row, strict=True))
-        theirs = numbers[paper] if paper else NONE
+        theirs = numbers[paper]
         cells[row[0], row[1]] = numbers[column] if theirs == NONE else f"{numbers[column]} ({theirs})"
     settings, methods = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     shown = [[method, *(cells.get((setting, method), NONE) for setting in settings)] for method in methods]
-    return table([title if paper is None else f"{title}, ours (paper)", *_heads(settings)], shown)
+    return table([f"{title}, ours (paper)", *_heads(settings)], shown)
 
 
 def _heads(settings: Sequence[str]) -> list[str]:
@@ -151,6 +153,8 @@ def accuracies(artefact: Artefact, results: Results) -> Body:
         numbers = [paper_number(paper), paper_number(spread), mean(shares), *spreads, difference(shares, paper)]
         moves = mean([found.moves for found in runs], 1, 1)
         rows.append([task_name(cell.task), cell.variant, *numbers, moves, str(len(runs))])
+    if len(artefact.variants) > MOST_ROWS:
+        return Body([f"{ACCURACY}{_uneven(artefact, results)} They are in the file."], rows)
     return Body([f"{ACCURACY}{_uneven(artefact, results)}", side_by_side(rows, "ours")], rows)
 
 

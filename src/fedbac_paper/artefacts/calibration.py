@@ -30,9 +30,8 @@ CANDIDATES: dict[str, tuple[str, ...]] = {
 def body(artefact: Artefact, results: Results) -> Body:
     """Return a table per data set with a row for each candidate."""
     shown = [
-        "HierFAVG was run under each candidate. Candidates are compared by the root mean square (RMS) of the "
-        "differences of its accuracy from the paper's in points: over the seeds that a candidate has on every anchor, "
-        "and over those that all share. An RMS over other seeds is not comparable.",
+        "HierFAVG under each candidate, compared by the root mean square (RMS) of its accuracy's differences from the "
+        "paper's, in points. An RMS over other seeds is not comparable.",
     ]
     rows = [["setting", "candidate", "paper", "ours", "difference", "distance of curves", "seeds", "settings"]]
     for dataset in CALIBRATED:

@@ -44,14 +44,13 @@ def body(artefact: Artefact, results: Results) -> Body:
             rows += [_to_target(results, task, target, variant) for variant in artefact.variants]
     whole = [[row[1], *row[6:9]] for row in rows if row[:3:2] == [task_name(SIX[0]), WHOLE_RUN] and row[1] != BASE]
     shown = [
-        "The paper counts only training between clients and edges (C.39), but measuring on clients' data costs bytes "
-        "too. Clustering sends clients networks whenever it measures. `fed-bac` also sends them the edge's new model "
-        "in every round, because it rewards Thompson sampling on their validation data. `paper-figures` and "
-        "`paper-text` reward it on test data held by the edge, which sends nothing.",
+        "The paper counts only training between clients and edges (C.39), but clustering sends clients networks "
+        "whenever it measures, and `fed-bac` the edge's new model in every round, to reward Thompson sampling on "
+        "validation data.",
         f"Bytes of a whole run as a multiple of HierFAVG's, on {task_name(SIX[0])}:",
         table(["method", *COUNTS], whole),
-        "**To a target**: bytes that a method had sent when it reached the target. There the ratio divides HierFAVG's "
-        f"bytes by the method's: above 1, HierFAVG sends more. [Marks of bounds]({RATIOS}).",
+        "**To a target**, the ratio divides HierFAVG's bytes by the method's: above 1, HierFAVG sends more. "
+        f"[Marks of bounds]({RATIOS}).",
     ]
     return Body(shown, rows)
 
