@@ -10,7 +10,6 @@ from fedbac_paper.tables import NONE, table
 Row = Mapping[str, Any]
 MILLION, MANY_EDGES, MACHINES = 1_000_000, 1_000, (1, 10, 100, 1_000)
 GB = 1e9
-WORDS = {"train": "training", "evaluate": "measuring", "control": "numbers"}
 PARTS = {
     "training": ("training",),
     "measuring": ("measuring",),
@@ -116,8 +115,8 @@ def scaling(folder: Path) -> str:
     return f"\n{_scalings(_read(folder / 'scaling.json'))}\n\n"
 
 
-def tiny(folder: Path) -> tuple[str, str, str, str]:
-    """Return the verdict, rounds of very many tiny clients, and what the largest says of a million: seconds, bytes."""
+def tiny(folder: Path) -> tuple[str, str]:
+    """Return what the largest round of very many tiny clients says of a million, and those that were measured."""
     measured = _read(folder / "tiny.json")
     largest = measured[-1]
     clients, edges = MILLION / largest["clients"], MANY_EDGES / largest["edges"]
@@ -125,32 +124,18 @@ def tiny(folder: Path) -> tuple[str, str, str, str]:
     work = clients * (seconds["training"] + seconds["measuring"])
     averages = clients * (seconds["selection"] + seconds["aggregation"])
     cloud = edges * (seconds["clustering"] + seconds["other"])
-    costs = [
-        (f"{count:,}", *map(_number, (work / count, averages / count, cloud, (work + averages) / count + cloud)))
-        for count in MACHINES
-    ]
     sent = largest["bytes_per_round"]
-    links = [
-        (name, direction, *(_gigabytes(scale * num) for num in sent[tier][direction].values()))
-        for tier, name, scale in (("client", "clients and edges", clients), ("cloud", "edges and cloud", edges))
-        for direction in ("down", "up")
-    ]
     ways = [(direction, purpose) for direction in ("down", "up") for purpose in ("train", "evaluate")]
-    share = sent["client"]["down"]["evaluate"] / sum(sent["client"][way][purpose] for way, purpose in ways)
-    some = MACHINES[1]
+    moved = sum(sent["client"][way][purpose] for way, purpose in ways)
+    needed = ", ".join(f"{(work + averages) / count + cloud:,.0f} seconds on {count:,}" for count in MACHINES)
     verdict = (
-        f"**A round of a million tiny clients would take about {(work + averages) / some + cloud:.0f} seconds on "
-        f"{some} machines of two cores. Measuring breaks first:** it takes "
+        f"**A round of a million tiny clients at {MANY_EDGES:,} edges would take {needed} machines of two cores. "
+        f"Measuring breaks first:** it takes "
         f"{seconds['measuring'] / (seconds['training'] + seconds['measuring']):.0%} of the clients' time and "
-        f"{share:.0%} of the bytes between clients and edges."
+        f"{sent['client']['down']['evaluate'] / moved:.0%} of the {_number(clients * moved / GB)} GB between clients "
+        "and edges."
     )
-    purposes = [f"for {WORDS[purpose]}" for purpose in sent["client"]["up"]]
-    return (
-        f"\n{verdict}\n\n",
-        f"\n{_scalings(measured)}\n\n",
-        f"\n{table(('machines', 'clients', 'edges', 'cloud', 'a round'), costs)}\n\n",
-        f"\n{table(('between', 'direction', *purposes), links)}\n\n",
-    )
+    return f"\n{verdict}\n\n", f"\n{_scalings(measured)}\n\n"
 
 
 def candidates(folder: Path) -> str:
@@ -166,10 +151,6 @@ def candidates(folder: Path) -> str:
                 (f"`{method}`", str(count), f"{sum(gaps) / len(gaps):+.1f}", f"{min(gaps):+.1f} to {max(gaps):+.1f}")
             )
     return f"\n{table(('method', 'C', 'points', 'by seed'), lines)}\n\n"
-
-
-def _gigabytes(num_bytes: float) -> str:
-    return "< 0.01" if 0 < num_bytes < GB / 100 else _number(num_bytes / GB)
 
 
 def _scalings(rows: Sequence[Row]) -> str:

@@ -30,14 +30,11 @@ def test_of_a_million_machines_share_all_but_the_cloud_s_part(tmp_path: Path) ->
     each = {way: {"train": 10**9, "evaluate": 10**8, "control": 10} for way in ("down", "up")}
     larger = row() | {"edges": 500, "bytes_per_round": {"client": each, "cloud": each}}
     (tmp_path / "tiny.json").write_text(json.dumps([row() | {"clients": 1}, larger]))
-    verdict, measured, seconds, sent = performance.tiny(tmp_path)
-    assert "about 105 seconds on 10 machines" in verdict
-    assert "50% of the clients' time and 5%" in verdict
+    verdict, measured = performance.tiny(tmp_path)
+    told = "960 seconds on 1, 105 seconds on 10, 20 seconds on 100, 11 seconds on 1,000 machines"
+    assert told in verdict, "clients' and edges' work grows tenfold, the cloud's twofold"
+    assert "50% of the clients' time and 5% of the 22 GB" in verdict
     assert measured.count("| 100 | 20 | 40.0 |") == 2
-    assert "| 1 | 800 | 150 | 10 | 960 |" in seconds, "clients' and edges' work grows tenfold, the cloud's twofold"
-    assert "| 100 | 8 | 1.5 | 10 | 19.5 |" in seconds
-    assert "| clients and edges | up | 10 | 1 | < 0.01 |" in sent
-    assert "| edges and cloud | down | 2 | 0.2 | < 0.01 |" in sent
 
 
 def test_candidates_are_compared_seed_by_seed(tmp_path: Path) -> None:
