@@ -277,7 +277,7 @@ def _allowed(schema: dict[str, Any], named: bool = True) -> str:
 
 
 def commands() -> str:
-    """Return the page of the command line: every command, the options of several, and the names of all others."""
+    """Return the page of the command line: every command, and the options of several."""
     leaves = dict(_leaves(typer.main.get_command(app), "fedbac"))
     used: dict[tuple[str, str], list[str]] = {}
     for name, command in leaves.items():
@@ -291,19 +291,16 @@ def commands() -> str:
         arguments = (
             given.metavar or given.name.upper() for given in command.params if given.param_type_name != "option"
         )
-        own = [option for (option, meaning), names in used.items() if name in names and (option, meaning) not in common]
-        options = " ".join(f"`{option}`" for option in own)
-        about = " ".join((command.help or "").split()).replace("|", "\\|")
-        rows.append([f"`{' '.join([name, *arguments]).replace('|', chr(92) + '|')}`", about, options])
+        about = " ".join((command.help or "").split()).partition(". ")[0].removesuffix(".").replace("|", "\\|")
+        rows.append([f"`{' '.join([name, *arguments]).replace('|', chr(92) + '|')}`", about])
     return f"""# Command line
 
-`fedbac COMMAND --help` explains its options, also those that [several](#common-options) share. Exit status: 0 if all
-went well, 1 if a run failed, 2 if the command or its input is wrong, 130 after Ctrl-C. Written by
-`tools/make_docs.py`.
+`fedbac COMMAND --help` says more, and lists all options. Exit status: 0 if all went well, 1 if a run failed, 2 if the
+command or its input is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.
 
-{table(["command", "what it does", "options of its own"], rows)}
+{table(["command", "what it does"], rows)}
 
-## Common options
+## Options of several commands
 
 {table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in common])}
 """
