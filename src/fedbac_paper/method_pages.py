@@ -103,7 +103,7 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
         f"# {TITLES[name]}",
         "",
         "Each method's source, its choices other than the defaults (links lead to rules and equations), and where it "
-        "differs from the original. It predicts with the shared network, or its cluster's, unless it says otherwise.",
+        "differs from the original. It predicts with the shared network, or its cluster's, if it names no parts.",
         *["**Our reading:** the original's full definition could not be found."] * ("**Our reading.**" in text),
         *[costs.ABOUT] * ("- Cost, " in text),
         "[All methods](../methods.md). Written by `tools/make_docs.py` from the presets.",
@@ -116,9 +116,7 @@ def _predicts_with(method: Method) -> str:
     scopes = {part: method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
     if list(scopes.items()) in ([("global", "cloud")], [("cluster", "cluster")]):
         return ""
-    return " and ".join(
-        f"`{part}` (of {'the' if scope == 'cloud' else 'each'} {scope})" for part, scope in scopes.items()
-    )
+    return " and ".join(f"`{part}` ({scope})" for part, scope in scopes.items())
 
 
 def _unusual(method: Method) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def _origin(artefact: Artefact, results: Results) -> str:
     """Return from what a page is written, what was run where, and with which settings."""
     if not results.findings:
         return "No run is finished yet."
-    told = [] if results.changes else [f"Written from `results/{artefact.name}.json` ([how]({HOW}#running-it-again))."]
+    told = [] if results.changes else [f"[Written]({HOW}#running-it-again) from `results/{artefact.name}.json`."]
     numbers = sorted({found.seed for found in results.findings})
     seeds = (
         each(numbers)
@@ -198,8 +198,11 @@ def _origin(artefact: Artefact, results: Results) -> str:
     )
     machines = Counter(f"{literal(found.machine)} (trainer {code(found.trainer)})" for found in results.findings)
     hours = sum(found.seconds for found in results.findings) / 3600
-    on = ", ".join(f"{machine}: {runs_in_words(count)}" for machine, count in sorted(machines.items()))
-    told.append(f"{progress(results)}, seeds {seeds}, {hours:.1f} hours in total, on {on}.")
+    each_count = len(machines) > 1
+    on = ", ".join(
+        f"{machine}{f': {runs_in_words(count)}' * each_count}" for machine, count in sorted(machines.items())
+    )
+    told.append(f"{progress(results)}, seeds {seeds}, {hours:.1f} hours, on {on}.")
     usual = {cell.dataset: CALIBRATED[cell.dataset] for cell in artefact.cells if cell.calibrated}
     chosen = {data: results.settings.get(data, ()) for data in usual}
     told += [f"{OPEN}: {_chosen(chosen)}."] if results.settings and chosen != usual else []

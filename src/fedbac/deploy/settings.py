@@ -90,29 +90,27 @@ class DeploySettings(Configuration):
     """How long sites wait for each other, and who must be there: ``deploy`` of federation.yaml and site.yaml."""
 
     min_clients: Count | None = None
-    """Clients that must be connected for their edge to take part in a round. As many of the selected clients must
-    finish, or all if fewer were selected. Null: a majority, of the edge's clients and of the selected."""
+    """Clients that must be connected, and of the selected ones finish, for their edge to take part in a round. Null: a
+    majority."""
     min_edges: Count | None = None
     """Edges that must answer for a round to count. Null: a majority."""
     start_after: Seconds | None = None
-    """Seconds after which a run begins with min_edges edges of min_clients clients each; who comes later joins it then.
-    Null: it begins when everybody is there."""
+    """Seconds after which a run begins with min_edges edges of min_clients clients each. Null: it begins when everybody
+    is there."""
     deadline: Seconds = 300.0
-    """Time limit for a client to answer one request, in seconds."""
+    """Seconds that a client has to answer one request."""
     min_deadline: Seconds = 30.0
-    """Once it is known how long clients take, they have four times that, and so many seconds at least, but never more
-    than deadline."""
+    """Seconds that clients have at least, once it is known how long they take: then four times that."""
     heartbeat: Seconds = 5.0
     """Seconds between signs of life; a peer that misses three counts as lost."""
     max_message_mib: Annotated[float, Field(gt=0, le=65_536)] = 512.0
-    """Largest message that a site accepts, in MiB. An answer has even less: what the networks in it take, and 8 MiB."""
+    """Largest message that a site accepts, in MiB; of answers, what their networks take and 8 MiB."""
     max_repeats: Annotated[int, Field(ge=1, le=1_000_000)] = 10
-    """How often a round is repeated whose training breaks down, before the cloud goes back to an older checkpoint."""
+    """How often a round is repeated whose training breaks down."""
     outlier_factor: Annotated[float, Field(ge=0, le=1e9)] = 10.0
-    """An update that changes networks more than so many times as much as is usual is left out, and its sender misses
-    the next rounds; 0 accepts any."""
+    """An update this many times as large as usual is left out, and its sender benched; 0 accepts any."""
     transport: Literal["grpc", "nvflare"] = "grpc"
-    """What carries messages: gRPC with mutual TLS, or NVFlare for organizations that already run it."""
+    """What carries messages: gRPC with mutual TLS, or NVFlare."""
 
     @property
     def max_bytes(self) -> int:

@@ -165,28 +165,27 @@ NOTES: dict[str, Note] = {
     ),
     "scaffold": _note(
         "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020",
-        "Clients train by ∇F_i + c − c_i, where c_i is their own mean gradient when they trained last (option "
-        "II), and c the mean of all c_i. This sends twice as much as FedAvg.",
+        "Clients correct their gradients by the mean of all clients' less their own when they trained last (option "
+        "II). This sends twice as much as FedAvg.",
         "Means, and the share of participants by which c moves, are weighted by data, not uniform over clients.",
         "Mean gradients are those of SGD with momentum, after clipping and with weight decay; c − c_i is not clipped.",
         "The server's step size is 1.",
     ),
     "feddyn": _note(
         "Acar et al.: Federated Learning Based on Dynamic Regularization, 2021",
-        "Clients minimize F_i(θ) − ⟨h_i, θ⟩ + (α/2)‖θ − θ^t‖², then h_i ← h_i − α(θ_i − θ^t). The server keeps "
-        "the mean h of all h_i, and continues from the average of the clients minus h/α.",
+        "Clients learn with a linear term h_i and a pull to the network they received, so that all agree in the end; "
+        "the server corrects the average by the mean of all h_i.",
         "Means, and the share of participants by which h moves, are weighted by data, not uniform over clients.",
         "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
     ),
     "mtgc": _note(
         "Fang et al.: Hierarchical Federated Learning with Multi-Timescale Gradient Correction, 2024",
-        "Clients train by ∇F_i + z_i + y_j. After each of two edge averages a round z_i moves by the "
-        "edge's mean gradient less the client's, and after the round y_j by the mean of all less the edge's. z_i "
-        "starts each round at 0, as in the authors' code.",
+        "Clients correct their gradients towards their edge's after each of two edge averages a round, and towards "
+        "all after the round. The first correction starts each round at 0, as in the authors' code.",
         BY_DATA,
         "Clients may take different numbers of steps: their changes are divided by how far SGD with momentum "
         "moves in as many.",
-        "A client absent from the edge average before has z_i = 0; in the original all take part.",
+        "A client absent from the edge average before is not corrected towards it; in the original all take part.",
         "Clients get and send two corrections beside the network, edges and cloud one.",
     ),
     "fedavgm": _note(
@@ -373,8 +372,8 @@ NOTES: dict[str, Note] = {
     "pfedgraph-edges": _note(PFEDGRAPH, "pFedGraph on edges, not clients.", *PFEDGRAPH_DIFFERENCES),
     "power-of-choice": _note(
         "Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
-        "Draw d candidates in proportion to n_i, measure the received model on their data, and take the B with "
-        "the largest loss. With variant=last it is rpow-d, which uses the loss of the last training instead.",
+        "Of d candidates, drawn by their data, the B with the largest loss of the received model train. "
+        "With variant=last it is rpow-d, which uses the loss of the last training.",
         PER_EDGE,
         BY_DATA,
         "With p = 0.8 the rule turns down at most a fifth of the clients; a smaller p shows more of it.",
@@ -382,16 +381,15 @@ NOTES: dict[str, Note] = {
     ),
     "ucb-cs": _note(
         "Cho et al.: Bandit-based Communication-Efficient Client Selection Strategies for Federated Learning, 2020",
-        "A_i = (n_i / n)(L_i / N_i + √(2 σ² ln T / N_i)) with sums discounted by γ = 0.7; the B largest train.",
+        "The B clients with the largest upper confidence bounds of their discounted losses train.",
         PER_EDGE,
         "ln T is 0 while the discounted number of rounds T is below 1.",
         "A selected client that returns no update counts as reporting its mean loss.",
     ),
     "oort": _note(
         "Lai et al.: Oort: Efficient Federated Learning via Guided Participant Selection, 2021",
-        "U_i = n_i √(mean ℓ²), from 0 to 1, plus √(0.1 ln t / last round), times (T_pref / t_i)^2 for clients "
-        "slower than T_pref. A share ε of B explores, the others are drawn by this score. The pacer raises T_pref "
-        "where the utility is flat. Constants are the public code's.",
+        "Clients with high losses are exploited, new ones explored, and slow ones penalized; a pacer moves the limit. "
+        "Constants are the public code's.",
         PER_EDGE,
         "Only task.world.over_selection selects more clients than needed; the original takes 1.1 times as many.",
         "The first round, where the public code fails, only explores. ε is 0 once no client is new, a round earlier.",
@@ -400,8 +398,8 @@ NOTES: dict[str, Note] = {
     ),
     "cs-ucb": _note(
         "Xia et al.: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, 2020",
-        "The reward of a client is 1 − min(τ, τ_max) / τ_max for the τ seconds it took; the B largest of "
-        "ȳ_i + √((B + 1) ln t / z_i) train. With fairness above 0 it is CS-UCB-Q, with a queue of owed rounds.",
+        "The quickest clients train, by upper confidence bounds. With fairness above 0 it is CS-UCB-Q, with a queue "
+        "of owed rounds.",
         PER_EDGE,
         "Unless set, τ_max is the time expected of the edge's slowest client.",
         "A client that drops out has the reward 0.",
@@ -409,8 +407,8 @@ NOTES: dict[str, Note] = {
     ),
     "cocs": _note(
         "Qu et al.: Context-Aware Online Client Selection for Hierarchical Federated Learning, 2022",
-        "The context of a client, its downlink and its speed, lies in one of h² cells. Clients that were "
-        "selected at most K(t) times in their cell come first, then those whose updates arrived most often.",
+        "Clients that were seldom selected in their cell of downlink and speed come first, then those whose updates "
+        "arrived most often.",
         "Every client costs 1 and belongs to one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",
         "Devices and links are constant, so a client stays in its cell.",
         "The original leaves h and K(t) to its analysis; here h = 3 and K(t) = 0.1 t^(2/5) ln t: ten times that would "
@@ -419,8 +417,8 @@ NOTES: dict[str, Note] = {
     ),
     "trindade": _note(
         "Trindade, da Fonseca: Client Selection in Hierarchical Federated Learning, 2024",
-        "The B clients with the best score train: score_i = Σ_f ω_f · feature_f(i), for speed, link, data, a "
-        "low training loss and updates that counted, each scaled to 0 to 1 within the edge, with equal weights.",
+        "The B clients with the best score train: the mean of speed, link, data, a low training loss and updates that "
+        "counted, each scaled to 0 to 1 within the edge.",
         "The score follows what others say about it.",
         "Energy is left out: simulated devices have none.",
         interpretation=True,
