@@ -408,7 +408,7 @@ def texts() -> dict[Path, str]:
             performance.scaling(SPEED),
         ),
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
-        DOCS / "kernels.md": block(DOCS / "kernels.md", performance.kernels(SPEED)),
+        DOCS / "kernels.csv": comma_separated(performance.kernels(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
         DOCS / "plus.md": block(
             DOCS / "plus.md",

@@ -96,16 +96,6 @@ def bench(results: Path) -> str:
         for when, roles in found["memory"].items()
         for role, mib in sorted(roles.items(), key=lambda item: ROLES.index(item[0]))
     ]
-    carried = [
-        [
-            f"{'clients' if row['tier'] == 'client' else 'edges'}, {row['direction']}",
-            f"{row['ledger']:,}",
-            f"{row['carried']:,}",
-            str(row["again"]),
-            f"{row['ratio']:.3f}",
-        ]
-        for row in found["bytes"]
-    ]
     excess = 100 * (max(row["ratio"] for row in found["bytes"]) - 1)
     return "\n".join(
         [
@@ -113,12 +103,8 @@ def bench(results: Path) -> str:
             f"`benchmarks/deploy.py` ran `{found['method']}` with {found['edges']} edges of {found['clients']} clients "
             f"each on {found['machine']}. Round 1 ended after {found['cold_start']:.0f} s; the median round "
             f"then took {found['median_round']:.2f} s. For training, links carried at most {excess:.1f} % more than "
-            "the ledger counts (`bytes` in the record), for headers:",
-            "",
-            table(["links to", "bytes in the ledger", "bytes carried", "messages sent twice", "ratio"], carried),
-            "",
-            "Messages are sent twice to a site that does not know the run, as after a restart; the ratio leaves out "
-            "the second copy. MiB of the largest site of each kind, at work with the training process:",
+            "the ledger counts (`bytes` in the record), for headers. MiB of the largest site of each kind, at work "
+            "with the training process:",
             "",
             table(["", "RSS", "PSS"], memory),
             "",

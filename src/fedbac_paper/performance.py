@@ -84,11 +84,11 @@ def several(folder: Path) -> str:
     return f"\n{table(('processes', 'a round, in each', 'divided by the processes'), lines)}\n\n"
 
 
-def kernels(folder: Path) -> str:
-    """Return what each kernel takes, from what ``benchmarks/kernels.py --json`` wrote for two tasks."""
+def kernels(folder: Path) -> list[list[str]]:
+    """Return the µs that each kernel takes, from what ``benchmarks/kernels.py --json`` wrote for two tasks."""
     by_task = {row["task"]: row for row in _read(folder / "kernels.json")}
-    lines = [(f"`{name}`", *(f"{row[name]:,.0f}" for row in by_task.values()), what) for name, what in KERNELS.items()]
-    return f"\n{table(('', *by_task, 'what'), lines)}\n\n"
+    lines = [[name, *(f"{row[name]:.0f}" for row in by_task.values()), what] for name, what in KERNELS.items()]
+    return [["", *by_task, "what"], *lines]
 
 
 def precision(folder: Path) -> str:

@@ -1,7 +1,6 @@
 """For docs/secret-sums.md: what benchmarks/secret.py found, and the presets that are refused."""
 
 import json
-from collections import defaultdict
 from pathlib import Path
 
 from fedbac.errors import ConfigError
@@ -14,17 +13,15 @@ KB, MS = 1e3, 1e3
 
 
 def refused() -> str:
-    """Return the presets that secret sums do not serve, by what asks for single clients."""
-    why: dict[str, list[str]] = defaultdict(list)
+    """Return the presets that secret sums do not serve."""
+    refused = []
     for name in METHODS:
         try:
             configure(name, TASKS["demo"], settings=ON)
-        except ConfigError as error:
-            why[str(error).split(",")[0].partition(" of single clients")[0].partition("(")[0]].append(name)
-    works = len(METHODS) - sum(map(len, why.values()))
-    lines = [f"{works} of {len(METHODS)} presets work. The others are refused:", "", "| preset | why |", "|---|---|"]
-    lines += [f"| {', '.join(f'`{name}`' for name in names)} | {text} |" for text, names in sorted(why.items())]
-    return "\n" + "\n".join(lines) + "\n\n"
+        except ConfigError:
+            refused.append(name)
+    others = ", ".join(f"`{name}`" for name in sorted(refused))
+    return f"\n{len(METHODS) - len(refused)} of {len(METHODS)} presets work. The others are refused: {others}.\n\n"
 
 
 def costs(folder: Path) -> str:
