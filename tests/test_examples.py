@@ -106,7 +106,7 @@ def examples() -> Iterator[tuple[str, list[str], dict[str, str], list[str]]]:
                 line,
                 names,
                 dict(re.findall(r"--(task|rounds) (\S+)", line)),
-                re.findall(r"(method\.cl\S+=\d+)", line),
+                re.findall(r"(method\.clustering\S+=\d+)", line),
             )
         for call in re.findall(r"fedbac\.(?:run|compare|sweep|play|tune)\((.*?)\)", text, re.DOTALL):
             names = re.findall(r'"([\w-]+)"', call.split("=")[0])
