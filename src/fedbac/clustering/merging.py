@@ -48,9 +48,11 @@ class MergingState(NamedTuple):
 class Merging(OneClusterFirst):
     """Every so often: who fits whom (gaps), did merging help (gains), who merges, who leaves.
 
-    The gap g of clusters a and b is what a's edges would lose with the network of b and b's with that of a. A ridge
-    regression, shared by all pairs, learns from x = (1, g) the later gain: how much better the cluster's network is for
-    an edge than its own, before averaging. It can only make mergers rarer than the prior (tolerance − g) / 4 does.
+    The gap g of clusters a and b is what a's edges would lose with the network of b and b's with that of a, in units of
+    min(L_0 − L, L) of an edge's loss L; a group's is the largest of any two in it. The two with the largest expected
+    gain merge, from their mean by data. A gain is how much better the cluster's network later is for an edge than its
+    own, before averaging; a ridge regression on x = (1, g) can only lower it below the prior (tolerance − g) / 4. An
+    edge that leaves takes a copy of the network.
     """
 
     kind: Literal["merging"] = "merging"

@@ -126,9 +126,11 @@ class Sound(Credited):
 class CreditThompson(Credited):
     """The paper's Thompson sampling among clients that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails).
 
-    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge learned,
-    L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Clients with less than half of the
-    edge's mean number of examples are not judged. Where nobody fails this is the paper's sampling, draw for draw.
+    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge (the
+    upper quartile) learned, L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Nobody is
+    judged while the reference is below half a nat, nor clients with less than half of the edge's mean number of
+    examples. Gaps are measured on clients that never failed, or passed more often. Where nobody fails this is the
+    paper's sampling, draw for draw.
     """
 
     kind: Literal["credit_thompson"] = "credit_thompson"
