@@ -77,7 +77,7 @@ SPEED = RESULTS / "performance"
 TUNED = RESULTS / "rivals" / "tuning.jsonl"
 FLUKE = DOCS / "methods" / "against-fluke.md"
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
-SEVERAL = 3
+SEVERAL = 5
 """Commands that have an option from which on it is explained once, as a common one."""
 Group = tuple[str, type[Settings]]
 
