@@ -29,7 +29,7 @@ from fedbac.deploy.secret.collector import Collector
 from fedbac.deploy.secret.member import Member
 
 OUT = Path(__file__).parents[1] / "results" / "secret"
-THRESHOLD, NUMBERS = 3, 2
+THRESHOLD, NUMBERS, WORK = 3, 2, b"work"
 MASKED = 200
 """Clients up to which all of them mask their numbers, and the sum is checked. Of more, those that are not measured skip
 it, as it takes the edge as long to add up, and take off masks of, whatever numbers there are."""
@@ -62,7 +62,7 @@ class Sampled(Member):
 
     def skip(self, sharers: Collection[int]) -> None:
         """Go on as if the numbers had been masked."""
-        self.mask(Words.zeros(0, 0), sharers)
+        self.mask(Words.zeros(0, 0), sharers, WORK)
 
 
 class Clock:
@@ -111,7 +111,7 @@ def secret(clients: int, weights: int, lost: float, measured: int) -> dict[str, 
         down[place] += sum(map(len, rosters[place].values()))
         signing.timed = place in timed
         with clock.of(place):
-            mine = one.shares(rosters[place])
+            mine = one.shares(edge.ring, rosters[place])
         sealed[place] = b"".join(mine[other] for other in sorted(mine))
         up[place] += len(sealed[place])
     with clock.of("edge"):
@@ -122,7 +122,7 @@ def secret(clients: int, weights: int, lost: float, measured: int) -> dict[str, 
         expected.add(words)
         with clock.of(place):
             if masked or place in timed:
-                members[place].mask(words, sharers[place])
+                members[place].mask(words, sharers[place], WORK)
             else:
                 members[place].skip(sharers[place])
             message = words.encoded()
@@ -130,16 +130,24 @@ def secret(clients: int, weights: int, lost: float, measured: int) -> dict[str, 
         with clock.of("edge"):
             edge.add(place, Words.decoded(message, weights, NUMBERS))
     with clock.of("edge"):
-        reveals = edge.reveals()
-    revealed = {}
-    for place, (alive, shares) in reveals.items():
-        down[place] += sum(map(len, shares.values()))
+        left = edge.survivors()
+    proofs = {}
+    for place in left:
         with clock.of(place):
-            revealed[place] = members[place].reveal(alive, shares)
+            mine = members[place].confirm(left)
+        proofs[place] = b"".join(mine[other] for other in sorted(mine))
+        up[place] += len(proofs[place])
+    with clock.of("edge"):
+        reveals = edge.reveals(proofs)
+    revealed = {}
+    for place, (told, shares) in reveals.items():
+        down[place] += sum(map(len, told.values())) + sum(map(len, shares.values()))
+        with clock.of(place):
+            revealed[place] = members[place].reveal(told, shares)
         up[place] += len(revealed[place])
     with clock.of("edge"):
-        total = edge.opened(revealed)
-    held = sum(map(len, keys.values())) + sum(map(len, sealed.values())) + 2 * len(message)
+        total = edge.opened(revealed, lambda: WORK)
+    held = sum(sum(map(len, each.values())) for each in (keys, sealed, proofs)) + 2 * len(message)
     if masked and not (
         np.array_equal(total.network, expected.network) and np.array_equal(total.numbers, expected.numbers)
     ):

@@ -1,6 +1,6 @@
 """Secret sums in a federation: bit for bit those of the simulator, whoever vanishes at whichever message."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from fedbac.core.parts import Parts
 from fedbac.core.requests import Average, Trained
 from fedbac.data import toy
 from fedbac.deploy.protocol.failures import SiteError
-from fedbac.deploy.protocol.heads import kind_of
+from fedbac.deploy.protocol.heads import KINDS, kind_of
 from fedbac.deploy.protocol.messages import sent
-from fedbac.deploy.protocol.wire import ROOM, decode
+from fedbac.deploy.protocol.wire import ROOM, Message, decode, encode
 from fedbac.deploy.roles import secret_sums
 from fedbac.deploy.transports.base import Counted
 from fedbac.engines.secret import SecretAverage
@@ -78,10 +78,10 @@ class Vanishing(MemoryChildren):
         return super().call(messages, deadline, limit)
 
 
-FOUR = ("secret_fit", "secret_keys", "secret_shares", "secret_unmask")
+FIVE = ("secret_fit", "secret_keys", "secret_shares", "secret_confirm", "secret_unmask")
 
 
-@pytest.mark.parametrize("kind", first(1, FOUR))
+@pytest.mark.parametrize("kind", first(1, FIVE))
 def test_thirty_percent_may_vanish_at_each_message(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The edge's averages are, to the bit, those of the simulator over the clients whose numbers came."""
     task = tiny_task(num_edges=1, clients_per_edge=10, rounds=1)
@@ -106,7 +106,7 @@ def test_thirty_percent_may_vanish_at_each_message(kind: str, tmp_path: Path, mo
     edge.children = Vanishing(federation.children("edge-0"), kind, gone)
     federation.run(enrolled=enrolled)
     assert edge.handler is not None
-    lost = [] if kind == "secret_unmask" else [1, 4, 8]
+    lost = [] if kind in ("secret_confirm", "secret_unmask") else [1, 4, 8]
     size_C = request.size_C.copy()
     size_C[lost] = 0  # who counts for nothing adds nothing
     expected = SecretAverage(Average(request.train, size_C, secret=request.secret))
@@ -141,7 +141,7 @@ def test_a_round_of_too_few_is_played_again_with_fresh_secrets(tmp_path: Path) -
     records = federation.run(enrolled=enrolled).records
     assert len(federation.said) == 1
     assert (
-        "1 of 3 clients are left in a secret sum, which needs 2" in federation.said[0]
+        "1 of 3 clients are left in a secret sum, which needs 3" in federation.said[0]
         or "edges answered" in federation.said[0]
     )
     assert len(sessions) == 2
@@ -156,7 +156,7 @@ def test_a_client_that_was_started_again_tells_nothing_of_a_sum_before(tmp_path:
     charter = enrolled.charter.id
     session = holder.sums.session
     for again in (session, "0" * 32):
-        asking = sent("secret_unmask", charter=charter, session=again, places=(1, 2), sealed=b"x")
+        asking = sent("secret_unmask", charter=charter, session=again, places=(1, 2), proofs=b"", sealed=b"x")
         with pytest.raises(Exception, match="it takes no part in this secret sum"):
             holder.answer(asking)
 
@@ -180,6 +180,102 @@ def test_a_client_tells_nothing_but_sums(tmp_path: Path, monkeypatch: pytest.Mon
             federation.shops["edge-0-client-0"].answer(data)
 
 
+class Deviating(MemoryChildren):
+    """An edge tells one of its clients something else than the others."""
+
+    def __init__(self, children: MemoryChildren, name: str, kind: str, change: Callable[[Message], Message]) -> None:
+        super().__init__(children.answers)
+        self.name, self.kind, self.change = name, kind, change
+
+    def call(
+        self, messages: Mapping[str, bytes], deadline: float, limit: int = ROOM
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        sent = dict(messages)
+        if self.name in sent and kind_of(sent[self.name]) == self.kind:
+            changed = self.change(decode(sent[self.name], KINDS))
+            sent[self.name] = encode(changed.kind, changed.head, changed.tensors)
+        return super().call(sent, deadline, limit)
+
+
+def _another_rate(message: Message) -> Message:
+    payload = decode(message.tensors["payload"].numpy().tobytes(), KINDS)
+    head = {**payload.head, "train": {**payload.head["train"], "learning_rate": 0.5}}
+    return _with_payload(message, encode(payload.kind, head, payload.tensors))
+
+
+def _another_network(message: Message) -> Message:
+    payload = decode(message.tensors["payload"].numpy().tobytes(), KINDS)
+    return _with_payload(message, encode(payload.kind, payload.head, {p: 2 * t for p, t in payload.tensors.items()}))
+
+
+def _with_payload(message: Message, payload: bytes) -> Message:
+    tensors = {**message.tensors, "payload": torch.frombuffer(bytearray(payload), dtype=torch.uint8)}
+    return Message(message.kind, message.head, tensors)
+
+
+def _another_scale(message: Message) -> Message:
+    fixed = message.head["fixed"]
+    return Message(message.kind, {**message.head, "fixed": {**fixed, "weights": fixed["weights"] - 1}}, message.tensors)
+
+
+def _fewer(message: Message) -> Message:
+    places = [place for place in message.head["places"] if place != 5]
+    return Message(message.kind, {**message.head, "places": places}, message.tensors)
+
+
+OTHERWISE = "whoever asks may tell clients different things"
+DEVIATIONS: dict[str, tuple[str, Callable[[Message], Message], str]] = {
+    "learning rate": ("secret_fit", _another_rate, OTHERWISE),
+    "network": ("secret_fit", _another_network, OTHERWISE),
+    "scale": ("secret_fit", _another_scale, OTHERWISE),
+    "clients": ("secret_shares", _fewer, "the keys of clients are cut short, or too long"),
+    "survivors": ("secret_confirm", _fewer, "a sum of 2 clients is refused; 3 are needed"),
+}
+
+
+@pytest.mark.parametrize("what", DEVIATIONS)
+def test_a_client_that_is_told_something_else_than_others_reveals_nothing(what: str, tmp_path: Path) -> None:
+    """So an edge learns nothing of a sum of one client's numbers and others' zeros, and its part of the round is lost:
+    each of three clients is needed."""
+    federation = small("hierfavg", *SECRET, "method.selection.fraction=1.0", rounds=1).federation(tmp_path)
+    kind, change, why = DEVIATIONS[what]
+    records, told = _deviating(federation, kind, change)
+    assert records[0]["selected"][0]
+    assert records[0]["selected"][1] == []
+    assert len(told) == 1
+    assert why in told[0]
+
+
+@pytest.mark.parametrize(("method", "compared"), [("hierfavg", True), ("fedavg", False)])
+def test_what_is_measured_is_compared_where_all_have_the_same_networks(
+    method: str, compared: bool, tmp_path: Path
+) -> None:
+    federation = small(method, *SECRET, rounds=1, tests_at="clients").federation(tmp_path)
+    _, told = _deviating(federation, "secret_evaluate", _another_network)
+    assert all(OTHERWISE in why for why in told)
+    assert bool(told) == compared
+
+
+def _deviating(
+    federation: MemoryFederation, kind: str, change: Callable[[Message], Message]
+) -> tuple[Sequence[Any], list[str]]:
+    """Play a run in which one client is told something else; return its records, and what the client logs of it."""
+    enrolled, told, name = federation.enrol(), list[str](), "edge-1-client-0"
+    federation.edges["edge-1"].children = Deviating(federation.children("edge-1"), name, kind, change)
+    sums = federation.shops[name].sums
+    answer = sums.answer
+
+    def noted(message: Message) -> bytes:
+        try:
+            return answer(message)
+        except SiteError as error:
+            told.append(str(error))
+            raise
+
+    sums.answer = noted  # type: ignore[method-assign]
+    return federation.run(enrolled=enrolled).records, told
+
+
 def test_a_sum_of_more_examples_than_there_are_is_refused(tmp_path: Path) -> None:
     federation = small("hierfavg", *SECRET, rounds=1).federation(tmp_path)
     enrolled = federation.enrol()
@@ -187,9 +283,9 @@ def test_a_sum_of_more_examples_than_there_are_is_refused(tmp_path: Path) -> Non
     trained = sums._trained
 
     def lying(said: Any) -> Any:
-        words = trained(said)
+        words, work = trained(said)
         words.numbers[0] += 10**6
-        return words
+        return words, work
 
     sums._trained = lying  # type: ignore[method-assign]
     records = federation.run(enrolled=enrolled).records

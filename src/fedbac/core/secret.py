@@ -29,9 +29,10 @@ MANY = 2**20
 NEIGHBOURS = 128
 """Clients with whom each masks and shares its secrets: all others of its sum, or in a larger one so many (Bell et al.,
 2020), which is even."""
-KEY_BYTES, SEALED_BYTES, SHARE_BYTES = 64 + 74 + 470, 50, 17
+KEY_BYTES, SEALED_BYTES, PROOF_BYTES, SHARE_BYTES = 64 + 74 + 470, 50, 16, 17
 """What a client sends: public keys, their signature and a certificate of the federation's authority, which differ in
-length by a few bytes; for each neighbour sealed shares of two secrets; and in the end a share of one of them."""
+length by a few bytes; for each neighbour sealed shares of two secrets, and a proof of what it was told; and in the end
+a share of one secret of each."""
 
 
 class Words(NamedTuple):
@@ -144,11 +145,20 @@ def neighbours(count: int) -> int:
     return min(count - 1, NEIGHBOURS)
 
 
+def around(ring: Sequence[int], place: int) -> list[int]:
+    """Return with whom one client masks and shares: those nearest to it on the ring of all clients."""
+    at, reach = ring.index(place), neighbours(len(ring))
+    sides = [*range(1, reach // 2 + 1), *range(-(reach - reach // 2), 0)]
+    return sorted(ring[(at + side) % len(ring)] for side in sides)
+
+
 def count_protocol(traffic: Ledger, clients: int, numbers: int) -> None:
     """Count what secrecy costs a sum of so many clients and numbers, beside the weights, which take as much as ever:
-    keys up, those of neighbours down, shares for each of them up, and in the end down and some of them up."""
+    keys up, those of neighbours down, shares and proofs for each of them up, and in the end down and some of the shares
+    up."""
     others = neighbours(clients)
-    down = clients * (KEY_BYTES + SEALED_BYTES) * others
-    up = clients * (KEY_BYTES + SEALED_BYTES * others + SHARE_BYTES * (others + 1) + numbers * LONG // 8)
+    down = clients * (KEY_BYTES + SEALED_BYTES + PROOF_BYTES) * others
+    shares = (SEALED_BYTES + PROOF_BYTES) * others + SHARE_BYTES * (others + 1)
+    up = clients * (KEY_BYTES + shares + numbers * LONG // 8)
     traffic.add("client", "down", "control", down)
     traffic.add("client", "up", "control", up)

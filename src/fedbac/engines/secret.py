@@ -18,13 +18,16 @@ from fedbac.errors import ConfigError
 
 
 class Summed:
-    """Eq. 1 of sums: clients that start from the same networks are added up together, and what that gives is spread
-    over the rows of the bank."""
+    """Eq. 1 of sums: clients that start from the same networks, with the same teachers, are added up together, and what
+    that gives is spread over the rows of the bank."""
 
     def __init__(self, request: Average) -> None:
         assert request.secret is not None
         self.request, self.secret, train = request, request.secret, request.train
         shared = [train.row_C[part] for part in train.bank if part not in self.secret.kept]
+        if train.teachers is not None:
+            taught_C = np.column_stack([train.teachers.weight_CT, train.teachers.share_C])
+            shared.append(np.unique(taught_C, axis=0, return_inverse=True)[1].reshape(-1))
         rows_C = np.stack(shared, 1) if shared else np.zeros((len(train.clients), 1), dtype=np.int64)
         _, self.group_C = np.unique(rows_C, axis=0, return_inverse=True)
         self.group_C = self.group_C.reshape(-1)

@@ -51,7 +51,7 @@ class Failure(Enum):
     LATE = "it gave no answer in time"
     UNUSABLE = "what it said cannot be used; the log of the site above it says why"
     FEW_IN_SUM = (
-        "{} of {} clients are left in a secret sum, which needs {} (method.aggregation.threshold, or a majority)"
+        "{} of {} clients are left in a secret sum, which needs {} (method.aggregation.threshold, or two thirds)"
     )
     NO_SUM = "it takes no part in this secret sum" + ITS_LOG
     NO_ROOM = "its disk has no room for the updates of its clients; free some" + ITS_LOG

@@ -18,7 +18,8 @@ LENGTH = 8
 KINDS = (
     "enroll", "facts", "roster", "begin", "ready", "revoked", "stranger", "forgotten", "absent", "train", "trained",
     "measure", "measured", "relay", "relayed", "fit", "update", "evaluate", "evaluation", "model", "version",
-    "secret_keys", "secret_shares", "secret_fit", "secret_evaluate", "secret_unmask", "secret",
+    "secret_keys", "secret_shares", "secret_fit", "secret_evaluate", "secret_confirm", "secret_unmask",
+    "secret",
 )  # fmt: skip
 """All that is said; ``messages`` declares what each holds."""
 

@@ -6,8 +6,10 @@ Parts that an edge or a client owns stay there: whoever reads a request adds its
 answer must be like the one that stands for it when it is lost.
 """
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import product
 from typing import Any, TypeVar, cast
 
@@ -26,7 +28,7 @@ from fedbac.core.settings import IntArray
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.codec import CHECKS, Json, Reader, as_tensors, write
 from fedbac.deploy.protocol.packing import Shelf, of_row, pack, stamps, unpacked
-from fedbac.deploy.protocol.wire import Message, WireError, encode
+from fedbac.deploy.protocol.wire import Message, WireError, decode, encode
 from fedbac.errors import LONGEST_QUOTE, quoted, visible
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport, Wanted
 
@@ -80,13 +82,21 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
     "update": {"trained": Trained},
     "evaluate": {"charter": str, "request": Evaluate, "before": tuple[int, ...], "expected": Expected},
     "evaluation": {"measured": Measured},
-    # The four messages of a secret sum, and the one kind of answers. Clients are numbered from 1. ``payload`` is what a
-    # client is to do for it: a ``fit`` or an ``evaluate``.
+    # The five messages of a secret sum, and the one kind of answers. Clients are numbered from 1; ``places`` are those
+    # of the sum, in the order of its ring; then those who shared their secrets, whose numbers came, and who gave
+    # proofs. ``payload`` is what a client is to do for it: a ``fit`` or an ``evaluate``.
     "secret_keys": {"charter": str, "session": str},
     "secret_shares": {"charter": str, "session": str, "places": Places, "keys": Unchecked[bytes]},
     "secret_fit": {"charter": str, "session": str, "places": Places, "fixed": Scale, "payload": Unchecked[bytes]},
     "secret_evaluate": {"charter": str, "session": str, "places": Places, "fixed": Scale, "payload": Unchecked[bytes]},
-    "secret_unmask": {"charter": str, "session": str, "places": Places, "sealed": Unchecked[bytes]},
+    "secret_confirm": {"charter": str, "session": str, "places": Places},
+    "secret_unmask": {
+        "charter": str,
+        "session": str,
+        "places": Places,
+        "proofs": Unchecked[bytes],
+        "sealed": Unchecked[bytes],
+    },
     "secret": {"data": Unchecked[bytes]},
     # A model after a round, on its way from the cloud to an edge and from an edge to a client, and as a site keeps it:
     # then with the parts that the site owns, and with the text of the charter instead of its hash.
@@ -280,15 +290,20 @@ def start_of(request: Train, place: int) -> Parts:
     return {part: trees.select(params, request.row_C[part][one]) for part, params in request.bank.items()}
 
 
+def training_of(request: Train, place: int, charter: Charter) -> Train:
+    """Return the training of one client of a request."""
+    bank = charter.owners.without(start_of(request, place), "client")
+    return replace(request.part(slice(place, place + 1)), bank=bank)
+
+
 def fit_request(
     request: Train, place: int, charter: Charter, expected: Expected, broadcast: Broadcast | None = None
 ) -> bytes:
     """Return the training of one client of a request, by changes where it is known how they are sent."""
-    bank = charter.owners.without(start_of(request, place), "client")
-    row = {part: int(request.row_C[part][place]) for part in bank}
+    one = training_of(request, place, charter)
+    row = {part: int(request.row_C[part][place]) for part in one.bank}
     had = stamps(broadcast, {part: [row] for part, row in row.items()})
     changes = None if broadcast is None else of_row(broadcast.changes, row)
-    one = replace(request.part(slice(place, place + 1)), bank=bank)
     return sent("fit", changes, "train/bank", charter=charter.id, train=one, had=had, expected=expected)
 
 
@@ -315,16 +330,42 @@ def read_update(message: Message, lost: Trained, passing: Collection[str], chart
     return replace(trained, parts_C=lost.parts_C | trained.parts_C, loss_C=loss_C)
 
 
-def evaluate_request(
-    request: Evaluate, place: int, before: tuple[int, int], charter: Charter, expected: Expected
-) -> bytes:
-    """Return a request to one of its owners: all its models, or where they are paired the owner's own."""
+def evaluation_of(request: Evaluate, place: int, charter: Charter) -> Evaluate:
+    """Return what one owner of a request measures: all its models, or where they are paired the owner's own."""
     bank, rows = {}, {}
     for part, row_V in request.row_V.items():
         used, rows[part] = np.unique(row_V[place : place + 1] if request.paired else row_V, return_inverse=True)
         bank[part] = {name: value[torch.as_tensor(used)] for name, value in request.bank[part].items()}
-    bare = replace(request, bank=charter.owners.without(bank, "client"), row_V=rows)
+    return replace(request, bank=charter.owners.without(bank, "client"), row_V=rows)
+
+
+def evaluate_request(
+    request: Evaluate, place: int, before: tuple[int, int], charter: Charter, expected: Expected
+) -> bytes:
+    """Return a request to one of its owners."""
+    bare = evaluation_of(request, place, charter)
     return sent("evaluate", charter=charter.id, request=bare, before=before, expected=expected)
+
+
+def work_of(asked: Train | Evaluate, fixed: Fixed, charter: Charter) -> bytes:
+    """Return the hash of what one client is to do for a secret sum. It must be the same for all: else whoever asks
+    could have the others add zeros. What clients measure counts where those of a site all have the same networks, but
+    for their own."""
+    bank = charter.owners.without(asked.bank, "client")
+    if isinstance(asked, Train):
+        said = sent("fit", charter=charter.id, train=replace(asked, bank=bank), had={}, expected=Expected())
+    else:
+        method = charter.experiment.method
+        alike = bank if method.unit == "edge" and method.topology.tiers > 2 else {}
+        rows = {part: asked.row_V[part] for part in alike if part in asked.row_V}
+        request = replace(asked, bank=alike, row_V=rows)
+        said = sent("evaluate", charter=charter.id, request=request, before=(0, 0), expected=Expected())
+    message = decode(said, MESSAGES)
+    found = sha256(json.dumps([message.head, fixed.weights, fixed.numbers], sort_keys=True).encode())
+    for path, value in sorted(message.tensors.items()):
+        found.update(f"{path} {value.dtype} {tuple(value.shape)} ".encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.digest()
 
 
 def read_evaluate_request(message: Message, charter: Charter, owner: int) -> tuple[Evaluate, tuple[int, int], Expected]:

@@ -25,10 +25,13 @@ from fedbac.deploy.protocol.messages import (
     Expectations,
     Expected,
     evaluate_request,
+    evaluation_of,
     fit_request,
     read_evaluation,
     read_update,
     start_of,
+    training_of,
+    work_of,
 )
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.roles.calls import Silences, ask_with_retry
@@ -143,8 +146,13 @@ class Clients:
         numbers = 2 + (self.charter.epochs(train.phases) if "epochs" in train.keep else 0)
         secret = request.secret
         assert secret is not None
+        placed = {client: place for place, client in enumerate(train.clients)}
+
+        def work(client: int) -> bytes:
+            return work_of(training_of(train, placed[client], self.charter), secret.fixed, self.charter)
+
         again = partial(fit, whole=True)
-        outcome = self._sums(groups, "secret_fit", secret, fit, again, (summed.width, numbers))
+        outcome = self._sums(groups, "secret_fit", secret, fit, again, work, (summed.width, numbers))
         self.standing.strike_late(outcome.reasons, self.charter.names.__getitem__)
         self._note(members, outcome.reasons)
         self.before, self.broken = (train.round, train.edge_round + 1), set()
@@ -160,9 +168,10 @@ class Clients:
         secret: Secret,
         payload: Callable[[int], bytes],
         whole: Callable[[int], bytes],
+        work: Callable[[int], bytes],
         size: tuple[int, int],
     ) -> Outcome:
-        outcome = Summing(self.charter, self.reach.ask, groups).play(kind, secret.fixed, payload, whole, size)
+        outcome = Summing(self.charter, self.reach.ask, groups).play(kind, secret.fixed, payload, whole, work, size)
         if not outcome.totals:
             few = max(outcome.few, key=lambda one: one.numbers[1])
             raise TooFewClientsError(Failure.FEW_IN_SUM, *few.numbers)
@@ -267,7 +276,10 @@ class Clients:
                 made[same] = self._asked(request, *same)
             return made[same]
 
-        outcome = self._sums([list(members)], "secret_evaluate", secret, asked, asked, (0, 1 + 2 * count))
+        def work(owner: int) -> bytes:
+            return work_of(evaluation_of(request, placed[owner], self.charter), secret.fixed, self.charter)
+
+        outcome = self._sums([list(members)], "secret_evaluate", secret, asked, asked, work, (0, 1 + 2 * count))
         self.standing.strike_late(outcome.reasons, self.charter.names.__getitem__)
         self._note(members, outcome.reasons)
         held, most = self.charter.held(request.split), request.max_samples

@@ -1,22 +1,23 @@
-"""The two ends of secret sums: how a client answers the four messages, and how a site asks them."""
+"""The two ends of secret sums: how a client answers the five messages, and how a site asks them."""
 
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from fedbac.core.secret import Scale, Words, flat, rounding, told_in_training
+from fedbac.core.secret import Scale, Words, around, flat, rounding, told_in_training
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.protocol.messages import received, sent
+from fedbac.deploy.protocol.messages import received, sent, work_of
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import ask_with_retry
 from fedbac.deploy.secret.collector import SEALED, Collector, TooFewError
 from fedbac.deploy.secret.member import Member, Signer
-from fedbac.deploy.secret.primitives import SumError
+from fedbac.deploy.secret.primitives import PROOF, SumError, cut
 from fedbac.deploy.transports.base import Answered
 from fedbac.engines.secret import numbers_of_models
 from fedbac.errors import DeployError
@@ -24,7 +25,7 @@ from fedbac.errors import DeployError
 if TYPE_CHECKING:
     from fedbac.deploy.roles.data_holder import DataHolder
 
-SECRET = ("secret_keys", "secret_shares", "secret_fit", "secret_evaluate", "secret_unmask")
+SECRET = ("secret_keys", "secret_shares", "secret_fit", "secret_evaluate", "secret_confirm", "secret_unmask")
 """The messages of a site; those to train or measure are the third."""
 KEY_LENGTH = 4
 """Bytes of the number before the keys of each client."""
@@ -61,17 +62,16 @@ class SecretSums:
         if member is None or said["session"] != self.session:
             raise SumError("the sum began before this process did, or another has begun since")
         if kind == "secret_shares":
-            sealed = member.shares(_apart(said["places"], said["keys"]))
-            return b"".join(sealed[place] for place in sorted(sealed))
+            ring = said["places"]
+            others = around(ring, member.place) if member.place in ring else []
+            return _whole(member.shares(ring, _apart(others, said["keys"])))
+        if kind == "secret_confirm":
+            return _whole(member.confirm(said["places"]))
         if kind == "secret_unmask":
-            survivors, rest = said["places"], said["sealed"]
-            known = sorted(member.sharers)
-            if len(rest) != SEALED * len(known):
-                raise SumError("sealed shares are too few, or too many")
-            each = {place: rest[at * SEALED : (at + 1) * SEALED] for at, place in enumerate(known)}
-            return member.reveal(survivors, each)
-        words = self._trained(said) if kind == "secret_fit" else self._measured(said)
-        member.mask(words, set(said["places"]) - {member.place})
+            each = cut(said["sealed"], SEALED, sorted(member.sharers))
+            return member.reveal(cut(said["proofs"], PROOF, said["places"]), each)
+        words, work = self._trained(said) if kind == "secret_fit" else self._measured(said)
+        member.mask(words, set(said["places"]) - {member.place}, work)
         return words.encoded()
 
     def _begun(self, session: str) -> Member:
@@ -84,7 +84,7 @@ class SecretSums:
         self.member = Member(context, self.holder.number + 1, rule.threshold, self.signer(terms))
         return self.member
 
-    def _trained(self, said: Mapping[str, Any]) -> Words:
+    def _trained(self, said: Mapping[str, Any]) -> tuple[Words, bytes]:
         holder, experiment = self.holder, self.holder.terms.experiment
         rule: Any = experiment.method.aggregation
         request, trained, _ = holder.fit(decode(said["payload"], ("fit",)))
@@ -97,12 +97,13 @@ class SecretSums:
         fixed: Scale = said["fixed"]
         size, privacy = holder.data.size("train"), experiment.method.privacy
         weight = size if privacy is None else int(privacy.counted(np.array([size]))[0])
-        return fixed.words(change, told, weight, rule.bound, rng)
+        return fixed.words(change, told, weight, rule.bound, rng), work_of(request, fixed, holder.terms)
 
-    def _measured(self, said: Mapping[str, Any]) -> Words:
+    def _measured(self, said: Mapping[str, Any]) -> tuple[Words, bytes]:
         request, measured = self.holder.evaluate(decode(said["payload"], ("evaluate",)))
         size = int(measured.count_G[0]) if request.split == "test" else self.holder.data.size(request.split)
-        return Words(np.zeros(0, dtype=np.uint32), numbers_of_models(measured, 0, size, said["fixed"]))
+        words = Words(np.zeros(0, dtype=np.uint32), numbers_of_models(measured, 0, size, said["fixed"]))
+        return words, work_of(request, said["fixed"], self.holder.terms)
 
 
 class Outcome(NamedTuple):
@@ -140,14 +141,18 @@ class Summing:
         fixed: Scale,
         payload: Callable[[int], bytes],
         whole: Callable[[int], bytes],
+        work: Callable[[int], bytes],
         size: tuple[int, int],
     ) -> Outcome:
-        """Ask four times, and return sums of so many weights and other numbers. ``payload`` is what a client is to do,
-        and ``whole`` the same for one that does not have the networks whose changes it was sent."""
+        """Ask five times, and return sums of so many weights and other numbers. ``payload`` is what a client is to do,
+        ``whole`` the same for one that does not have the networks whose changes it was sent, and ``work`` its hash."""
         place_of = {client: place for place, one in self.sums.items() for client in one.places}
         keys = dict(self._asked({client: self._sent("secret_keys") for client in place_of}))
         rosters = self._each(lambda one: one.rosters(_of(one, keys)))
-        asked = {c: self._sent("secret_shares", places=tuple(sorted(m)), keys=_joined(m)) for c, m in rosters.items()}
+        asked = {
+            client: self._sent("secret_shares", places=tuple(self.sums[place_of[client]].ring), keys=_joined(mine))
+            for client, mine in rosters.items()
+        }
         shares = dict(self._asked(asked))
         sharers = self._each(lambda one: one.sharers(_of(one, shares)))
         made: dict[tuple[tuple[int, ...], bytes], bytes] = {}
@@ -165,16 +170,18 @@ class Summing:
                 self.sums[place_of[client]].add(client, Words.decoded(data, *size))
             except ValueError as error:
                 self.reasons[client - 1] = str(error)
-        reveals = self._each(lambda one: one.reveals())
+        left = self._each(lambda one: dict.fromkeys(one.added, self._sent("secret_confirm", places=one.survivors())))
+        proofs = dict(self._asked(left))
+        reveals = self._each(lambda one: one.reveals(_of(one, proofs)))
         last = {
-            client: self._sent("secret_unmask", places=tuple(there), sealed=b"".join(s[c] for c in sorted(s)))
-            for client, (there, s) in reveals.items()
+            client: self._sent("secret_unmask", places=sorted(told), proofs=_whole(told), sealed=_whole(sealed))
+            for client, (told, sealed) in reveals.items()
         }
         revealed = dict(self._asked(last))
         totals: dict[int, Words] = {}
         for place, one in list(self.sums.items()):
             with self._counting(place):
-                totals[place] = one.opened(_of(one, revealed))
+                totals[place] = one.opened(_of(one, revealed), cache(partial(work, one.places[0] - 1)))
         added = frozenset(client - 1 for place in totals for client in self.sums[place].added)
         return Outcome(totals, added, self.reasons, self.few)
 
@@ -218,6 +225,10 @@ class Summing:
 
 def _of(one: Collector, said: Mapping[int, bytes]) -> dict[int, bytes]:
     return {client: said[client] for client in one.places if client in said}
+
+
+def _whole(each: Mapping[int, bytes]) -> bytes:
+    return b"".join(each[client] for client in sorted(each))
 
 
 def _joined(keys: Mapping[int, bytes]) -> bytes:

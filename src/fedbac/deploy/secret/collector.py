@@ -2,12 +2,12 @@
 the sum."""
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
-from fedbac.core.secret import Words, neighbours
-from fedbac.deploy.secret.member import Keys, mask_key, needed, self_key
-from fedbac.deploy.secret.primitives import SHARE, TAG, Pair, SumError, mask, recovered, weights_at_zero
+from fedbac.core.secret import Words, around
+from fedbac.deploy.secret.member import Keys, mask_key, needed, self_key, view_of
+from fedbac.deploy.secret.primitives import PROOF, SHARE, TAG, Pair, SumError, cut, mask, recovered, weights_at_zero
 
 SEALED = 2 * SHARE + TAG
 """Bytes of the shares of both secrets, sealed for one client."""
@@ -27,8 +27,11 @@ class Collector:
     def __init__(self, context: bytes, places: Collection[int], threshold: int) -> None:
         self.context, self.places, self.threshold = context, sorted(places), threshold
         self.keys: dict[int, Keys] = {}
+        self.ring: list[int] = []
+        """All that gave keys, in an order drawn by lot."""
+        self.view = b""
         self.neighbours: dict[int, list[int]] = {}
-        """Of each that gave keys."""
+        """Of each of these."""
         self.shares: dict[int, dict[int, bytes]] = {}
         """By who shared, what is sealed for each of its neighbours."""
         self.total: Words | None = None
@@ -36,14 +39,14 @@ class Collector:
         self.added: set[int] = set()
 
     def _require(self, left: Collection[int]) -> None:
-        """Refuse to go on with too few: a majority must be left, and of the holders of each secret too."""
-        least = max(self.threshold, needed(self.threshold, len(self.keys or self.places)))
-        short = any(self._holding(place, left) < self._quorum(place) for place in self.shares)
-        if len(left) < least or short:
+        """Refuse to go on with too few, of all or of the holders of a secret."""
+        least = max(self.threshold, self._quorum)
+        if len(left) < least or any(self._holding(place, left) < self._quorum for place in self.shares):
             raise TooFewError(len(left), len(self.places), least)
 
-    def _quorum(self, place: int) -> int:
-        return needed(self.threshold, len(self.neighbours[place]) + 1)
+    @property
+    def _quorum(self) -> int:
+        return needed(self.threshold, len(self.ring or self.places))
 
     def _holding(self, place: int, left: Collection[int]) -> int:
         return (place in left) + sum(other in left for other in self.neighbours[place])
@@ -52,21 +55,17 @@ class Collector:
         """Take the keys of clients; return for each those of its neighbours, on a ring in an order drawn by lot."""
         for place, said in keys.items():
             self.keys[place] = Keys.decoded(said)
-        ring, reach = list(self.keys), neighbours(len(self.keys))
-        secrets.SystemRandom().shuffle(ring)
-        sides = [*range(1, reach // 2 + 1), *range(-(reach - reach // 2), 0)]
-        for at, place in enumerate(ring):
-            self.neighbours[place] = sorted(ring[(at + side) % len(ring)] for side in sides)
+        self.ring = list(self.keys)
+        secrets.SystemRandom().shuffle(self.ring)
+        self.view = view_of(self.context, self.ring)
+        self.neighbours = {place: around(self.ring, place) for place in self.ring}
         self._require(self.keys)
         return {place: {other: keys[other] for other in self.neighbours[place]} for place in self.keys}
 
     def sharers(self, sealed: Mapping[int, bytes]) -> dict[int, list[int]]:
         """Take sealed shares, each client's in the order of its neighbours; return which of these shared, for each."""
         for place, said in sealed.items():
-            others = self.neighbours[place]
-            if len(said) != SEALED * len(others):
-                raise SumError("sealed shares are too few, or too many")
-            self.shares[place] = {other: said[at * SEALED : (at + 1) * SEALED] for at, other in enumerate(others)}
+            self.shares[place] = cut(said, SEALED, self.neighbours[place])
         self._require(self.shares)
         return {place: [other for other in self.neighbours[place] if other in self.shares] for place in self.shares}
 
@@ -77,43 +76,52 @@ class Collector:
         self.total.add(words)
         self.added.add(place)
 
-    def reveals(self) -> dict[int, tuple[list[int], dict[int, bytes]]]:
-        """Return for each whose numbers have come: who else is in the sum of those it knows, and what these and those
-        who vanished had sealed for it."""
+    def survivors(self) -> list[int]:
+        """Return all whose numbers have come, whom each of them is told."""
         self._require(self.added)
+        return sorted(self.added)
+
+    def reveals(self, proofs: Mapping[int, bytes]) -> dict[int, tuple[dict[int, bytes], dict[int, bytes]]]:
+        """Take proofs of what survivors were told; return for each of these what its neighbours prove to it, and what
+        they and those who vanished had sealed for it."""
+        given = {
+            place: cut(said, PROOF, [other for other in self.neighbours[place] if other in self.added])
+            for place, said in proofs.items()
+        }
+        self._require(given)
         return {
             place: (
-                [other for other in sorted((*self.neighbours[place], place)) if other in self.added],
+                {other: given[other][place] for other in self.neighbours[place] if other in given},
                 {other: self.shares[other][place] for other in self.neighbours[place] if other in self.shares},
             )
-            for place in sorted(self.added)
+            for place in sorted(given)
         }
 
-    def opened(self, revealed: Mapping[int, bytes]) -> Words:
-        """Take the shares that clients reveal, and return the sum without masks."""
+    def opened(self, revealed: Mapping[int, bytes], work: Callable[[], bytes]) -> Words:
+        """Take the shares that clients reveal, and return the sum without masks; ``work`` is asked for the hash of what
+        clients were to do if one was lost."""
         found: dict[int, dict[int, bytes]] = {place: {} for place in self.shares}
         for holder, said in revealed.items():
             told = sorted(other for other in (*self.neighbours[holder], holder) if other in self.shares)
-            if len(said) != SHARE * len(told):
-                raise SumError("revealed shares are too few, or too many")
-            for at, place in enumerate(told):
-                found[place][holder] = said[at * SHARE : (at + 1) * SHARE]
+            for place, share in cut(said, SHARE, told).items():
+                found[place][holder] = share
         self._require(revealed)
         assert self.total is not None
         weights = cache(weights_at_zero)
         for place, mine in found.items():
-            holders = tuple(sorted(mine)[: self._quorum(place)])
+            holders = tuple(sorted(mine)[: self._quorum])
             seed = recovered([mine[holder] for holder in holders], weights(holders))
             if place in self.added:
-                mask(self.total, self_key(seed, self.context), add=False)
+                mask(self.total, self_key(seed, self.view), add=False)
             else:
-                self._unmask_lost(place, Pair(seed))
+                self._unmask_lost(place, Pair(seed), work())
         return self.total
 
-    def _unmask_lost(self, place: int, pair: Pair) -> None:
+    def _unmask_lost(self, place: int, pair: Pair, work: bytes) -> None:
         """Take off the masks that others have with a client whose own numbers never came."""
         if pair.public != self.keys[place].masking:
             raise SumError("the shares of a client's secret do not fit its public key")
         for other in self.neighbours[place]:
             if other in self.added:
-                mask(self.total, mask_key(pair, self.keys[other].masking, self.context), add=other > place)  # type: ignore[arg-type]
+                key = mask_key(pair, self.keys[other].masking, self.view, work)
+                mask(self.total, key, add=other > place)  # type: ignore[arg-type]

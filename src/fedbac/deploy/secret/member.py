@@ -1,10 +1,12 @@
 """A client's part in one sum."""
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
+from hmac import compare_digest
 from typing import NamedTuple, Protocol
 
-from fedbac.core.secret import Words
+from fedbac.core.secret import Words, around, neighbours
 from fedbac.deploy.secret.primitives import (
     PUBLIC,
     SEED,
@@ -14,6 +16,7 @@ from fedbac.deploy.secret.primitives import (
     derived,
     mask,
     opened,
+    proof,
     sealed,
     shares_of,
 )
@@ -61,32 +64,48 @@ class Keys(NamedTuple):
         return cls(*parts)
 
 
-def needed(threshold: int, holders: int) -> int:
-    """Return how many of so many holders must give their shares: a majority, so that never two groups of holders can
-    tell both secrets of a client, and as many as the threshold where there are as many."""
-    return max(min(threshold, holders), holders // 2 + 1)
+def needed(threshold: int, count: int) -> int:
+    """Return how many holders of a secret, t, must give their shares in a sum of so many clients, and as many as the
+    threshold where there are as many.
+
+    With n holders, c of whom collude with an edge that tells clients different things, no two groups of t can tell both
+    secrets of a client if 2t > n + c. Two thirds allow for c = n/3, whoever else is lost; among the 128 neighbours in a
+    large sum, of whom chance may lose more than elsewhere, 9/16 allow for c = 15.
+    """
+    holders = neighbours(count) + 1
+    return max(min(threshold, holders), (2 * holders // 3 if holders == count else 9 * holders // 16) + 1)
 
 
-def mask_key(mine: Pair, other: bytes, context: bytes) -> bytes:
-    """Return the key of the mask that two clients share."""
-    return mine.agreed(other, b"mask " + context)
+def view_of(context: bytes, ring: Sequence[int]) -> bytes:
+    """Return what all keys of a sum are made for: this one, of these clients."""
+    return sha256(context + b" " + b",".join(b"%d" % place for place in ring)).digest()
 
 
-def self_key(seed: bytes, context: bytes) -> bytes:
+def mask_key(mine: Pair, other: bytes, view: bytes, work: bytes) -> bytes:
+    """Return the key of the mask that two clients share if they were asked for the same work; else none cancels."""
+    return mine.agreed(other, b"mask " + view + work)
+
+
+def self_key(seed: bytes, view: bytes) -> bytes:
     """Return the key of the mask that a client has for itself."""
-    return derived(seed, b"self " + context)
+    return derived(seed, b"self " + view)
 
 
 class Member:
-    """A client in one sum: keys, shares, the masked numbers, shares of others' secrets. Each step is taken once, and
-    its secrets are nowhere but here: a client that is started again has none, and can reuse no mask."""
+    """A client in one sum: keys, shares, the masked numbers, proofs of what it was told, shares of others' secrets.
+    Each step is taken once, and its secrets are nowhere but here: a client that is started again has none, and can
+    reuse no mask."""
 
     def __init__(self, context: bytes, place: int, threshold: int, signer: Signer) -> None:
         self.context, self.place, self.threshold, self.signer = context, place, threshold, signer
         self._seed, self._mask_seed = secrets.token_bytes(SEED), secrets.token_bytes(SEED)
         self._sealing, self._masking = Pair(secrets.token_bytes(SEED)), Pair(self._mask_seed)
         self._step = 0
+        self._ring: tuple[int, ...] = ()
+        self._view = self._work = self._told = b""
         self._neighbours: dict[int, Keys] = {}
+        self._alive: set[int] = set()
+        """The neighbours and itself whose numbers are in the sum."""
         self._quorum = threshold
         """How many of the neighbours and itself it takes to know a secret."""
         self._sealed: dict[int, bytes] = {}
@@ -98,6 +117,10 @@ class Member:
         if self._step != step:
             raise SumError(f"step {step} of a secret sum was asked for, and {self._step} was due; it begins anew")
         self._step += 1
+
+    def _require(self, count: int) -> None:
+        if count < self._quorum:
+            raise SumError(f"a sum of {count} clients is refused; {self._quorum} are needed of those it knows")
 
     @property
     def sharers(self) -> frozenset[int]:
@@ -111,54 +134,80 @@ class Member:
         signature = self.signer.sign(signed(self.context, self.place, *public))
         return Keys(*public, signature, self.signer.certificate).encoded()
 
-    def shares(self, keys: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Step 1: take the keys of the neighbours, and return for each of them shares of both secrets."""
+    def shares(self, ring: Sequence[int], keys: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Step 1: take who is in the sum and the keys of the neighbours; return for each of these shares of both
+        secrets."""
         self._take(1)
+        if len(ring) < self.threshold:
+            raise SumError(f"a sum of {len(ring)} clients is refused; {self.threshold} are the fewest")
+        known = min(ring) > 0 and self.place in ring and len(set(ring)) == len(ring)
+        if not known or around(ring, self.place) != sorted(keys):
+            raise SumError("the keys that arrived are not those of the clients that are said to be in the sum")
+        self._ring, self._view = tuple(ring), view_of(self.context, ring)
         self._neighbours = {place: Keys.decoded(one) for place, one in keys.items()}
-        if self.place in keys or min(keys, default=0) < 1 or len(keys) + 1 < self.threshold:
-            raise SumError(f"a sum of {len(keys) + 1} clients is refused; {self.threshold} are the fewest")
         for place, one in self._neighbours.items():
             content = signed(self.context, place, one.sealing, one.masking)
             self.signer.check(place, one.certificate, content, one.signature)
         holders = [*keys, self.place]
-        self._quorum = needed(self.threshold, len(holders))
+        self._quorum = needed(self.threshold, len(ring))
         each = [shares_of(seed, self._quorum, holders) for seed in (self._seed, self._mask_seed)]
         self._own = each[0][self.place] + each[1][self.place]
         self._sealed = {
-            place: self._sealing.agreed(one.sealing, b"seal " + self.context) for place, one in self._neighbours.items()
+            place: self._sealing.agreed(one.sealing, b"seal " + self._view) for place, one in self._neighbours.items()
         }
         return {
             place: sealed(derived(key, b"from %d" % self.place), each[0][place] + each[1][place])
             for place, key in self._sealed.items()
         }
 
-    def mask(self, words: Words, sharers: Collection[int]) -> None:
-        """Step 2: mask the numbers, in place, with those neighbours who have shared their secrets too."""
+    def mask(self, words: Words, sharers: Collection[int], work: bytes) -> None:
+        """Step 2: mask the numbers, in place, with those neighbours who have shared their secrets too. ``work`` is the
+        hash of what the client was asked to do for them."""
         self._take(2)
-        if not set(sharers) <= self._neighbours.keys() or len(set(sharers)) + 1 < self._quorum:
-            raise SumError(
-                f"a sum of {len(sharers) + 1} clients is refused; {self._quorum} are needed of those it knows"
-            )
-        self._neighbours = {place: one for place, one in self._neighbours.items() if place in sharers}
-        mask(words, self_key(self._seed, self.context), add=True)
+        if not set(sharers) <= self._neighbours.keys():
+            raise SumError("clients are said to have shared their secrets whose keys never came")
+        self._require(len(set(sharers)) + 1)
+        self._work, self._neighbours = work, {place: self._neighbours[place] for place in sorted(sharers)}
+        mask(words, self_key(self._seed, self._view), add=True)
         for place, one in self._neighbours.items():
-            mask(words, mask_key(self._masking, one.masking, self.context), add=self.place < place)
+            mask(words, mask_key(self._masking, one.masking, self._view, work), add=self.place < place)
 
-    def reveal(self, survivors: Collection[int], shares: Mapping[int, bytes]) -> bytes:
-        """Step 3: return a share of one secret of each neighbour that had shared its own, in their order: of the mask
-        of its own where its numbers are in the sum, of those that it had with others where they are not. Never of
-        both: whoever had both could take all masks off."""
+    def confirm(self, survivors: Collection[int]) -> dict[int, bytes]:
+        """Step 3: take whose numbers are in the sum, and return for each neighbour among them a proof that the client
+        was told of these, of this work and of these clients, as it never is of others."""
         self._take(3)
-        holders, alive = {*self._neighbours, self.place}, set(survivors)
-        if not alive <= holders or self.place not in alive or len(alive) < self._quorum:
-            raise SumError(f"a sum of {len(alive)} clients is refused; {self._quorum} are needed of those it knows")
+        holders, left = {*self._neighbours, self.place}, set(survivors)
+        self._alive = left & {*self._sealed, self.place}
+        if self.place not in left or not left <= set(self._ring) or not self._alive <= holders:
+            raise SumError("the clients that are said to be left are others than those that had shared their secrets")
+        self._require(len(self._alive))
+        self._told = sha256(self._view + self._work + b",".join(b"%d" % place for place in sorted(left))).digest()
+        return {
+            place: proof(self._sealed[place], self.place, self._told) for place in sorted(self._alive - {self.place})
+        }
+
+    def reveal(self, proofs: Mapping[int, bytes], shares: Mapping[int, bytes]) -> bytes:
+        """Step 4: return a share of one secret of each neighbour that had shared its own, in their order: of the mask
+        of its own where its numbers are in the sum, of those that it had with others where they are not. Never of
+        both: whoever had both could take all masks off. First enough neighbours must prove that they were told the
+        same, so that no two groups reveal for different sums (Bonawitz et al., 2017, the consistency check)."""
+        self._take(4)
+        same = {p for p, said in proofs.items() if p in self._alive and compare_digest(said, self._proof_of(p))}
+        if len(same) + 1 < self._quorum:
+            raise SumError(
+                f"{len(same) + 1} clients prove that they were told of the same clients, survivors and work; "
+                f"{self._quorum} are needed; whoever asks may tell clients different things"
+            )
         told = []
-        for place in sorted(holders):
+        for place in sorted((*self._neighbours, self.place)):
             both = self._own
             if place != self.place:
                 both = opened(derived(self._sealed[place], b"from %d" % place), shares[place])
-            told.append(both[:SHARE] if place in alive else both[SHARE:])
+            told.append(both[:SHARE] if place in self._alive else both[SHARE:])
         return b"".join(told)
+
+    def _proof_of(self, place: int) -> bytes:
+        return b"" if place == self.place else proof(self._sealed[place], place, self._told)
 
 
 def signed(context: bytes, place: int, sealing: bytes, masking: bytes) -> bytes:

@@ -18,8 +18,8 @@ from fedbac.errors import DeployError
 
 PRIME = 2**130 - 5
 """Of the field of shares: the smallest usual one above all seeds."""
-SEED, SHARE, PUBLIC, TAG = 16, 17, 32, 16
-"""Bytes of a secret, of a share of it, of a public key, and what sealing adds."""
+SEED, SHARE, PUBLIC, TAG, PROOF = 16, 17, 32, 16, 16
+"""Bytes of a secret, of a share of it, of a public key, what sealing adds, and of a proof of what one was told."""
 
 
 class SumError(DeployError):
@@ -82,12 +82,24 @@ def derived(secret: bytes, about: bytes) -> bytes:
     return HKDF(SHA256(), 32, salt=None, info=b"fedbac secret sum " + about).derive(secret)
 
 
+def proof(key: bytes, by: int, told: bytes) -> bytes:
+    """Return what convinces the other holder of a key that the client at a place was told the same."""
+    return derived(key, b"proof %d " % by + told)[:PROOF]
+
+
 def mask(words: Words, key: bytes, add: bool) -> None:
     """Add the stream of a key to words, or take it off."""
     cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     for some in words:
         pad = np.frombuffer(cipher.update(bytes(some.nbytes)), dtype=some.dtype)
         (np.add if add else np.subtract)(some, pad, out=some)
+
+
+def cut(data: bytes, length: int, places: Sequence[int]) -> dict[int, bytes]:
+    """Return what is so long for each place, one after another."""
+    if len(data) != length * len(places):
+        raise SumError(f"{len(data)} bytes are not {length} for each of {len(places)} clients")
+    return {place: data[at * length : (at + 1) * length] for at, place in enumerate(places)}
 
 
 def sealed(key: bytes, content: bytes) -> bytes:

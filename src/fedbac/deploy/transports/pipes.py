@@ -21,7 +21,7 @@ HEADER = struct.Struct("<BQ")
 GRACE = 10.0
 """Seconds that work goes on for which nobody waits any more, before its process is ended: most work is shorter."""
 LOOK = 0.2
-BEFORE_THE_LAST = ("secret_keys", "secret_shares", "secret_fit", "secret_evaluate")
+BEFORE_THE_LAST = ("secret_keys", "secret_shares", "secret_fit", "secret_evaluate", "secret_confirm")
 IN_A_SUM = 3600.0
 """Seconds without work for which a process lives on that holds the secrets of a sum: slower clients may still train,
 and whoever ends before it has said its last word of the sum counts as lost."""
