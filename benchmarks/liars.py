@@ -46,6 +46,8 @@ RULES: dict[str, tuple[str, ...]] = {
         AT_EDGES,
     ),
     "bucketing+geometric": ("method.aggregation={kind: geometric_median, iterations: 8, before: bucketing}", AT_EDGES),
+    "one-voice+clipping": ("method.aggregation={kind: centred_clipping, before: one_voice}", AT_EDGES),
+    "one-voice+median": ("method.aggregation={kind: median, before: one_voice}", AT_EDGES),
     "trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "trimmed-cloud": ("method.cloud_aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "nnm+trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375, before: {kind: nnm, faulty: 0.375}}",),

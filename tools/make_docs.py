@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 
 import fedbac
 from fedbac import data, models
-from fedbac.aggregation import Bucketing, NearestNeighbours
+from fedbac.aggregation import Bucketing, NearestNeighbours, OneVoice
 from fedbac.cli.main import app
 from fedbac.config.choices import Choice
 from fedbac.config.columns import (
@@ -145,6 +145,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
             *_kinds("aggregation", AGGREGATION),
             _kind("method.aggregation.before", NearestNeighbours),
             _kind("method.aggregation.before", Bucketing),
+            _kind("method.aggregation.before", OneVoice),
             *_kinds("step", STEP),
             *_kinds("clock", CLOCK),
         ],
@@ -418,7 +419,7 @@ def texts() -> dict[Path, str]:
         ),
         DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),
         DOCS / "clocks.md": block(DOCS / "clocks.md", clocks.table(RESULTS / "clocks" / "devices.jsonl")),
-        DOCS / "liars.md": block(DOCS / "liars.md", liars.tables(RESULTS / "liars" / "cifar10.jsonl")),
+        DOCS / "liars.md": block(DOCS / "liars.md", liars.tables(RESULTS / "liars")),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),
         DOCS / "secret-sums.md": block(
             DOCS / "secret-sums.md", secret_sums.refused(), secret_sums.costs(RESULTS / "secret")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from fedbac.aggregation import (Bucketing, CentredClipping, GeometricMedian, Krum, Mean, Median, MinimumDiameter,
-        NearestNeighbours, TrimmedMean)
+        NearestNeighbours, OneVoice, TrimmedMean)
     from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep, tune, verify
     from fedbac.clocks import Asynchronous, Buffered, Deadline, Synchronous
     from fedbac.clustering import (Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss,
@@ -59,7 +59,7 @@ __all__ = [
     "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB",
     "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment",
     "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted",
-    "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
+    "OneVoice", "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
     "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError", "PowerOfChoice", "PredictTowardsMean", "Privacy",
     "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder", "RunFolderError", "RunInUseError", "Runs",
     "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound", "Start", "Statistic",
@@ -71,7 +71,7 @@ __all__ = [
 _HOMES = {
     "fedbac.api": "Playing Run Runs compare load play report resume run sweep tune verify",
     "fedbac.aggregation": "Bucketing CentredClipping GeometricMedian Krum Mean Median MinimumDiameter "
-    "NearestNeighbours TrimmedMean",
+    "NearestNeighbours OneVoice TrimmedMean",
     "fedbac.clocks": "Asynchronous Buffered Deadline Synchronous",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.columns": "AGGREGATION CLOCK CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",

@@ -16,7 +16,7 @@ from fedbac.core.settings import MAX_CLIENTS, BareKind, IntArray, Positive, Sett
 
 __all__ = [
     "Bucketing", "CentredClipping", "GeometricMedian", "Krum", "Mean", "Median", "MinimumDiameter", "NearestNeighbours",
-    "TrimmedMean",
+    "OneVoice", "TrimmedMean",
 ]  # fmt: skip
 
 
@@ -92,13 +92,39 @@ class Bucketing(Settings):
         return share_BC.to(change_CD.device) @ change_CD
 
 
+class OneVoice(Settings):
+    """Children that say nearly the same count once, by their mean: those who agree on a lie do, honest children of
+    unlike data do not (after FoolsGold: Fung, Yoon, Beschastnikh, 2020).
+
+    Nearly the same are two whose distance is below ``within`` times the median of all children's distances to their
+    nearest other, and whoever is linked by such pairs. Fewer than half cannot move the median, so that honest children
+    that are alike, as of like data, keep their voices.
+    """
+
+    kind: Literal["one_voice"] = "one_voice"
+    within: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """The share of the median distance below which two say the same."""
+
+    def mix(self, change_CD: Tensor) -> Tensor:
+        """Return a change for each voice."""
+        from scipy.sparse.csgraph import connected_components  # slow to import and seldom needed
+
+        distance_CC = _squared_distances(change_CD).cpu().numpy()
+        np.fill_diagonal(distance_CC, np.inf)
+        nearest_C = np.sort(distance_CC.min(1))
+        same_CC = distance_CC < self.within**2 * nearest_C[(len(nearest_C) - 1) // 2]
+        num, voice_C = connected_components(same_CC, directed=False)
+        share_VC = torch.from_numpy(voice_C == np.arange(num)[:, None]).to(change_CD)
+        return (share_VC / share_VC.sum(1, keepdim=True)) @ change_CD
+
+
 class Robust(Settings, ABC):
     """A rule that needs all children at once, weights them equally, and may have them mixed before."""
 
     kind: str
     needs: ClassVar[Literal["sum", "all"]] = "all"
-    before: Annotated[NearestNeighbours | Bucketing, Field(discriminator="kind"), BareKind] | None = None
-    """What comes before the rule: nearest-neighbour mixing (``nnm``), ``bucketing``, or nothing."""
+    before: Annotated[NearestNeighbours | Bucketing | OneVoice, Field(discriminator="kind"), BareKind] | None = None
+    """What comes before the rule: nearest-neighbour mixing (``nnm``), ``bucketing``, ``one_voice``, or nothing."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return one change for all, whatever examples they claim."""

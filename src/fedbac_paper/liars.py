@@ -3,16 +3,21 @@
 import json
 from pathlib import Path
 
-SETTINGS = {"cifar10": "CIFAR-10, α = 0.5", "cifar10-severe": "CIFAR-10, α = 0.1"}
+SETTINGS = {
+    "cifar10": "CIFAR-10, α = 0.5",
+    "cifar10-severe": "CIFAR-10, α = 0.1",
+    "fashion-mnist-mini": "Fashion-MNIST mini, small",
+}
 ATTACKS = {
     "none": "nobody lies",
     **{name: f"`{name}`" for name in ("label_flip", "sign_flip", "gaussian", "alie", "min_max")},
 }
 
 
-def tables(path: Path) -> str:
+def tables(folder: Path) -> str:
     """Return by setting and rule the accuracies on seed 0, and the largest loss to a lie; "–" was not run."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jsonl"))]
+    rows = [json.loads(line) for text in texts for line in text.splitlines()]
     found = {(row["setting"], row["rule"], row["attack"]): row for row in rows if row["seed"] == 0}
     lines = []
     for setting, title in SETTINGS.items():

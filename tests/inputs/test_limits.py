@@ -13,7 +13,7 @@ from torch import nn
 
 import fedbac
 from fedbac import engines, models
-from fedbac.aggregation import Bucketing, NearestNeighbours
+from fedbac.aggregation import Bucketing, NearestNeighbours, OneVoice
 from fedbac.clustering import Fixed
 from fedbac.config.columns import (
     AGGREGATION,
@@ -47,7 +47,8 @@ from tests.support import federate, play
 CHOICES = (TOPOLOGY, CLUSTERING, SELECTION, SHARING, PERSONALIZATION, AGGREGATION, STEP, LINKS)
 BUILTIN = [cls for choice in CHOICES for cls in choice.builtin]
 GROUPS = [Task, fedbac.Training, fedbac.Measurement, fedbac.Evaluation, fedbac.Experiment, Runtime]
-GROUPS += [Partition, Noise, Augment, Liars, NearestNeighbours, Bucketing, models.LeNet5, models.Perceptron, *BUILTIN]
+GROUPS += [Partition, Noise, Augment, Liars, NearestNeighbours, Bucketing, OneVoice]
+GROUPS += [models.LeNet5, models.Perceptron, *BUILTIN]
 
 
 def _numeric(annotation: Any) -> bool:

@@ -186,7 +186,7 @@ def test_too_few_or_too_many_children_are_refused(rule: Aggregation, clients: in
         Experiment(task=Task(num_edges=9, clients_per_edge=clients), method=Method(name="x", aggregation=rule))
 
 
-@pytest.mark.parametrize("before", ["nnm", "bucketing"])
+@pytest.mark.parametrize("before", ["nnm", "bucketing", "one_voice"])
 @pytest.mark.parametrize("kind", [kind for kind in fedbac.AGGREGATION if kind != "mean"])
 def test_a_rule_keeps_its_promises_behind_a_mixing(kind: str, before: str) -> None:
     check(fedbac.AGGREGATION.kinds[kind].model_validate({"before": before}))

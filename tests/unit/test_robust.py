@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, TrimmedMean
+from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, OneVoice, TrimmedMean
 from fedbac.config.experiment import Method
 from fedbac.core.aggregation import EdgeAverage, average_by_owner
 from fedbac.core.parts import Parts
@@ -125,6 +125,32 @@ def test_how_many_may_lie_is_rounded_up_and_leaves_somebody() -> None:
     torch.testing.assert_close(found[3], drawn(3).median(0).values)
     torch.testing.assert_close(found[5], drawn(5).sort(0).values[1:4].mean(0))
     torch.testing.assert_close(TrimmedMean(faulty=0).combine(drawn(5), torch.ones(5)), drawn(5).mean(0))
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 8, 11])
+def test_those_who_say_nearly_the_same_have_one_voice(num: int) -> None:
+    """By definition: whoever is linked by pairs nearer than half the lower median of distances to the nearest other."""
+    change = drawn(num, seed=num)
+    change[num // 2 :: 3] = change[num // 2] + 0.01 * drawn(num, seed=99)[num // 2 :: 3]
+    rows = change.double().numpy()
+    far = [[float(np.linalg.norm(rows[i] - rows[j])) if i != j else math.inf for j in range(num)] for i in range(num)]
+    limit = 0.5 * sorted(min(row) for row in far)[(num - 1) // 2]
+    voices = [{i} for i in range(num)]
+    for i, j in itertools.combinations(range(num), 2):
+        if far[i][j] < limit:
+            joined = next(one for one in voices if i in one) | next(one for one in voices if j in one)
+            voices = [one for one in voices if not one & joined] + [joined]
+    expected = sorted(rows[sorted(one)].mean(0).tolist() for one in voices)
+    np.testing.assert_allclose(sorted(OneVoice().mix(change).tolist()), expected, rtol=1e-6, atol=1e-6)
+    assert len(voices) == (num if num < 8 else num - len(range(num // 2, num, 3)) + 1)
+
+
+def test_honest_children_that_are_alike_keep_their_voices() -> None:
+    """Five of like data, and three that agree on a lie far away, or that say what nobody else does."""
+    honest = torch.ones(13) + 0.1 * drawn(5)
+    assert len(OneVoice().mix(torch.cat([honest, drawn(1).expand(3, 13) - 9]))) == 6
+    assert len(OneVoice().mix(torch.cat([honest, 50 * drawn(3, seed=2)]))) == 8
+    assert len(OneVoice().mix(torch.ones(4, 13))) == 4
 
 
 # ---------------------------------------------------------------------------------------------- at an edge

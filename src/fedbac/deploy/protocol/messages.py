@@ -347,7 +347,7 @@ def evaluate_request(
     return sent("evaluate", charter=charter.id, request=bare, before=before, expected=expected)
 
 
-def work_of(asked: Train | Evaluate, fixed: Fixed, charter: Charter) -> bytes:
+def work_of(asked: Train | Evaluate, fixed: Scale, charter: Charter) -> bytes:
     """Return the hash of what one client is to do for a secret sum. It must be the same for all: else whoever asks
     could have the others add zeros. What clients measure counts where those of a site all have the same networks, but
     for their own."""
