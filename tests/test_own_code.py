@@ -205,6 +205,7 @@ def test_words_of_other_programs_are_answered(shell: Shell) -> None:
             ["run", "ifca-edges", "--lr", "0.1"],
             "--lr: there is no such option; write --set task.training.learning_rate=VALUE",
         ),
+        (["run", "ifca-edges", "hierfavg"], "fedbac run plays one method; for several write fedbac compare"),
         (["run", "ifca-edges", "--seed", "0,1"], "--seed 0,1: write fedbac compare METHOD --seed 0 --seed 1"),
         (["compare", "ifca-edges", "--seed=0,1"], "--seed 0,1: write --seed 0 --seed 1"),
         (

@@ -35,6 +35,8 @@ class _Prepared(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
+            if self.name == "run" and "unexpected extra argument" in str(error):
+                raise ConfigError("fedbac run plays one method; for several write fedbac compare") from error
             option = str(getattr(error, "option_name", ""))
             if not option or ctx.resilient_parsing:
                 raise
