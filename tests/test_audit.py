@@ -70,7 +70,7 @@ def test_many_canaries_disprove_nothing_that_is_kept(settings: tuple[str, ...], 
     audited = found("method.privacy.epsilon=3", *settings, **many)
     assert 0 <= audited.at_least <= 3
     loud = found("method.privacy.noise_multiplier=0.05", *settings, **many)
-    assert loud.at_least > (2 if not settings else 1)
+    assert loud.at_least > (2 if not settings else 0.5)  # a quarter of those that should come are never chosen
 
 
 def test_guesses_prove_what_the_binomial_says() -> None:
