@@ -47,9 +47,9 @@ def _verdict(by_clock: dict[str, dict[int, float | None]]) -> str:
         value / buffer[seed] for kind in ("deadline", "over-selection") for seed, value in _best(by_clock, kind).items()
     ]
     return (
-        f"**A buffer needs {1 / max(ratios):.0%} to {1 / min(ratios):.0%} of the time of a deadline or over-selection**, "
-        "seed by seed, each at the setting that is fastest on average over these seeds. A faster setting on one seed "
-        "may fail on another."
+        f"**A buffer needs {1 / max(ratios):.0%} to {1 / min(ratios):.0%} of the time of a deadline or over-selection**"
+        ", seed by seed, each at the setting that is fastest on average over these seeds. A faster setting on one "
+        "seed may fail on another."
     )
 
 

@@ -49,10 +49,10 @@ class Merging(OneClusterFirst):
     """Every so often: who fits whom (gaps), did merging help (gains), who merges, who leaves.
 
     The gap g of clusters a and b is what a's edges would lose with the network of b, and b's with that of a. Its unit
-    is min(L_0 − L, L) of an edge's loss L, and a group's gap is the largest of any two in it. The two with the largest expected
-    gain merge, from their mean by data. A gain is how much better the cluster's network later is for an edge than its
-    own, before averaging; a ridge regression on x = (1, g) can only lower it below the prior (tolerance − g) / 4. An
-    edge that leaves takes a copy of the network.
+    is min(L_0 − L, L) of an edge's loss L, and a group's gap is the largest of any two in it. The two with the largest
+    expected gain merge, from their mean by data. A gain is how much better the cluster's network later is for an edge
+    than its own, before averaging; a ridge regression on x = (1, g) can only lower it below the prior (tolerance − g) /
+    4. An edge that leaves takes a copy of the network.
     """
 
     kind: Literal["merging"] = "merging"
