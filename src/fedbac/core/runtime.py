@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -113,10 +113,10 @@ def one_thread() -> AbstractContextManager[None]:
 class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Random numbers of this thread from a generator of its own: torch's is everybody's, and other threads draw too."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
-        self._own = torch.Generator().manual_seed(seed)
+        self._own = (torch.Generator() if generator is None else generator).manual_seed(seed)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -131,11 +131,21 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.drew = True
         if not any(argument.name == "generator" for argument in func._schema.arguments):
             packet, own = func.overloadpacket, (f"{func._overloadname}_generator", "generator")
+            if packet is torch.ops.aten.native_dropout:
+                return self._dropout(*args, **kwargs)
             found = [name for name in own if name in packet.overloads()]
             if not found:  # of functions that draw in some cases alone, and then by calling others
                 return func(*args, **kwargs)
             func = getattr(packet, found[0])
         return func(*args, **kwargs | {"generator": self._own})
+
+    def _dropout(self, x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What GPUs do at once, without a choice of generator."""
+        kept = torch.empty_like(x, dtype=torch.bool)
+        if train is False:
+            return x.clone(), kept.fill_(True)
+        kept.bernoulli_(1 - p, generator=self._own)
+        return x * kept * (1 / (1 - p) if p < 1 else 0.0), kept
 
 
 def draws(network: nn.Module, x: torch.Tensor) -> bool:
@@ -147,19 +157,17 @@ def draws(network: nn.Module, x: torch.Tensor) -> bool:
     return bool(own.drew)
 
 
+@cache
+def generator_of(device: torch.device) -> torch.Generator:
+    """Return our generator on a GPU. There is one, since a captured graph replays with the one it was captured with."""
+    return torch.Generator(device)
+
+
 def seeded(seed: int, drawing: bool = True, device: torch.device | None = None) -> AbstractContextManager[object]:
     """Let layers such as dropout draw by a seed; nothing is done for networks that do not draw."""
     if not drawing:
         return nullcontext()
-    return OwnDraws(seed) if device is None or device.type == "cpu" else _seeded_gpu(seed, device)
-
-
-@contextmanager
-def _seeded_gpu(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the GPU's own generator, which is the one that captured graphs replay with, and put its state back."""
-    with torch.random.fork_rng(devices=[device]), torch.cuda.device(device):
-        torch.cuda.manual_seed(seed)
-        yield
+    return OwnDraws(seed, None if device is None or device.type == "cpu" else generator_of(device))
 
 
 @contextmanager

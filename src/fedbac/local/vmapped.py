@@ -23,7 +23,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, Stepping, predict
 from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import draws, kernels, seeded
+from fedbac.core.runtime import draws, generator_of, kernels, seeded
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.gpu import update
@@ -253,7 +253,8 @@ class Stack:
         tensors += [
             v for tree in (self.parts, self.velocity, self.second) for params in tree.values() for v in params.values()
         ]
-        saved, drawn = [tensor.clone() for tensor in tensors], torch.cuda.get_rng_state()
+        saved, generator = [tensor.clone() for tensor in tensors], generator_of(self.device)
+        drawn = generator.get_state()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -263,9 +264,11 @@ class Stack:
         torch.cuda.current_stream().wait_stream(side)
         for tensor, value in zip(tensors, saved, strict=True):
             tensor.copy_(value)
-        torch.cuda.set_rng_state(drawn)
+        generator.set_state(drawn)
         graph = torch.cuda.CUDAGraph()
-        with _uncollected(), torch.cuda.graph(graph, pool=self.pool):
+        graph.register_generator_state(generator)
+        # Other threads may use the GPU meanwhile: what they do is no part of this graph, and no error.
+        with _uncollected(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             work()
         return graph
 
