@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedbac.core.parts import Params
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import seeded
+from fedbac.core.runtime import on_cpu, seeded
 from fedbac.core.settings import Settings, of_kind
 from fedbac.errors import ConfigError, quoted, unknown
 from fedbac.language import SmolLM2, with_logits
@@ -148,7 +148,7 @@ def builder(
     def build(index: int) -> nn.Module:
         if index in extended:
             return duplicate(extended[index])
-        with seeded(torch_seed(seed, "init", index)):
+        with on_cpu(), seeded(torch_seed(seed, "init", index)):
             made = with_logits(make())
             if extend is not None:
                 made = extend(made)

@@ -64,6 +64,11 @@ COMMON: dict[str, Setting] = {
 _ONE_AT_A_TIME = threading.RLock()
 
 
+def on_cpu() -> AbstractContextManager[object]:
+    """Make tensors on the CPU, whatever device the caller made torch's default, which torch 2.6 does not tell."""
+    return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
+
+
 @contextmanager
 def sealed() -> Iterator[None]:
     """Compute as if nobody else had touched torch, and put everything back afterwards. What belongs to a thread is set
@@ -75,7 +80,7 @@ def sealed() -> Iterator[None]:
         torch.enable_grad(),
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext(),
-        nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu"),  # a default hides from torch 2.6
+        on_cpu(),
         np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"),
     ):
         before = {name: get() for name, (get, _, _) in COMMON.items()}
@@ -110,13 +115,22 @@ def one_thread() -> AbstractContextManager[None]:
     return some_threads(1)
 
 
+CPU = torch.device("cpu")
+
+
+@cache
+def generator_of(device: torch.device) -> torch.Generator:
+    """Return our generator on a GPU. There is one, since a captured graph replays with the one it was captured with."""
+    return torch.Generator(device)
+
+
 class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Random numbers of this thread from a generator of its own: torch's is everybody's, and other threads draw too."""
 
-    def __init__(self, seed: int, generator: torch.Generator | None = None) -> None:
+    def __init__(self, seed: int, device: torch.device = CPU) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
-        self._own = (torch.Generator() if generator is None else generator).manual_seed(seed)
+        self._own = (torch.Generator() if device == CPU else generator_of(device)).manual_seed(seed)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -148,26 +162,9 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return x * kept * (1 / (1 - p) if p < 1 else 0.0), kept
 
 
-def draws(network: nn.Module, x: torch.Tensor) -> bool:
-    """Whether a network draws random numbers in training, as dropout does, found by a look at some examples."""
-    if not len(x):
-        return False
-    with torch.no_grad(), OwnDraws(0) as own:
-        copy.deepcopy(network).cpu().train()(x)
-    return bool(own.drew)
-
-
-@cache
-def generator_of(device: torch.device) -> torch.Generator:
-    """Return our generator on a GPU. There is one, since a captured graph replays with the one it was captured with."""
-    return torch.Generator(device)
-
-
-def seeded(seed: int, drawing: bool = True, device: torch.device | None = None) -> AbstractContextManager[object]:
+def seeded(seed: int, drawing: bool = True, device: torch.device = CPU) -> AbstractContextManager[object]:
     """Let layers such as dropout draw by a seed; nothing is done for networks that do not draw."""
-    if not drawing:
-        return nullcontext()
-    return OwnDraws(seed, None if device is None or device.type == "cpu" else generator_of(device))
+    return OwnDraws(seed, device) if drawing else nullcontext()
 
 
 @contextmanager
@@ -183,6 +180,16 @@ def kernels(exact: bool) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = products
+
+
+def draws(network: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a network draws random numbers in training, as dropout does, found by a look at some examples."""
+    if not len(x):
+        return False
+    # Other attention than ours counts as drawing even where nothing is dropped.
+    with torch.no_grad(), kernels(exact=True), OwnDraws(0, x.device) as own:
+        copy.deepcopy(network).to(x.device).train()(x)
+    return bool(own.drew)
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -488,7 +488,7 @@ class VmapTrainer:
         self.stages = stages_of(self.anatomy, examples.training)
         self.device = device
         self.source = {"train": examples.source("train", device), "test": examples.source("test", device)}
-        self.drawing = draws(network, examples.some())
+        self.drawing = draws(self.network, examples.some().to(device))
         self.stack: Stack | None = None
         own = isinstance(scheme, Stepping)
         self.own = OwnSteps(self.network, scheme, examples, device, together=True) if own else None
