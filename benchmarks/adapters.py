@@ -81,9 +81,10 @@ def judged(run: fedbac.Run, data: Dataset) -> tuple[dict[str, float], dict[str, 
     """Return perplexity and the share of next tokens told, of every language by its own model."""
     assert data.tiers is not None
     perplexity, accuracy, loss = {}, {}, NextToken()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for edge, name in enumerate(data.tiers.names):
-        model, mine = run.model(edge=edge), data.tiers.edge_test == edge
-        x, y = (torch.from_numpy(values[mine]) for values in (data.x_test, data.y_test))
+        model, mine = run.model(edge=edge).to(device), data.tiers.edge_test == edge
+        x, y = (torch.from_numpy(values[mine]).to(device) for values in (data.x_test, data.y_test))
         losses, rights, counts = [], [], []
         for some in range(0, len(x), BATCH):
             output, label = model(x[some : some + BATCH]), y[some : some + BATCH]
