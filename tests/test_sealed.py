@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,3 +208,30 @@ def test_a_network_that_cannot_learn_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="does not depend on any weight that can learn"):
         records(network=Detached)
+
+
+class Nothing(Dropping):
+    """A network of which every gradient is zero. Weight decay moves its weights, and batches its statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.insert(2, nn.BatchNorm1d(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0 * super().forward(x)
+
+
+@pytest.mark.parametrize(("decay", "method"), [(0.0, "fed-bac"), (5e-4, "fed-bac"), (5e-4, "fedadam"), (0.1, "ditto")])
+@pytest.mark.parametrize("network", [Nothing, Dropping])
+def test_a_run_in_which_no_weight_moves_says_so_in_one_line(
+    network: type[Dropping], decay: float, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = [*SMALL, f"task.training.weight_decay={decay}"]
+    with fedbac.play(
+        method, dataset=DATA, network=network, settings=settings, rounds=3, workers=1, out=tmp_path
+    ) as playing:
+        next(playing)
+        next(playing)
+    assert len(fedbac.resume(tmp_path, dataset=DATA, network=network, progress=False).records) == 3
+    said = [record.getMessage() for record in caplog.records if "no gradient moved a weight" in record.getMessage()]
+    assert [line.split(":")[0] for line in said] == ["round 1"] * (network is Nothing)

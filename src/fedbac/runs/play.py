@@ -26,6 +26,7 @@ from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, RunFolder, StoredRun
 from fedbac.runs.summary import long_periods, summarize, written
 from fedbac.runs.tracking import Tracking, check_tracker
+from fedbac.runs.unmoved import unmoved_parts
 from fedbac.version import full_version
 
 log = logging.getLogger("fedbac")
@@ -34,6 +35,10 @@ Record = dict[str, Any]
 
 SECONDS_APART = 0.5
 """Between checkpoints where a device plays many rounds a second: the host would keep it waiting to save each."""
+UNMOVED = (
+    "round %d: clients trained, but no gradient moved a weight of part %s in any client; is the network's output "
+    "multiplied by 0, rounded or detached, or task.training.learning_rate far too small?"
+)
 MOST_CLASS_TEXT = 100_000
 """Characters of the class mix in config.yaml (a line per edge: examples of each class), a tenth of what it may hold."""
 
@@ -135,7 +140,15 @@ def conduct(
             for record in records:
                 tracking.log(record)
             playing = ahead.rounds(state) if ahead else rounds(experiment, federation.sites, edges, state)
+            untrained = all(record["loss"] is None for record in records)
             for record, after in within(seal, playing):
+                if untrained and record["loss"] is not None:
+                    untrained = False
+                    with seal(), ahead.copying() if ahead else nullcontext():
+                        trainable = {name for name, _ in federation.network.named_parameters()}
+                        still = unmoved_parts(experiment, state, after, trainable, edges.keeps)
+                    if still:
+                        log.warning(UNMOVED, after.round, " and ".join(still))
                 records.append(record)
                 state = after
                 if folder is not None:
