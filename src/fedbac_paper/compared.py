@@ -58,7 +58,7 @@ def times(found: Mapping[str, Any]) -> str:
     for row in found["methods"].values():
         by_machine.setdefault(row["machine"], []).append(row["seconds"])
     told = [f"{len(each)} took {duration(sum(each))} on {machine}" for machine, each in by_machine.items()]
-    return ", and ".join(told)
+    return ", ".join(told)
 
 
 def outdated(found: Mapping[str, Any]) -> list[str]:
@@ -83,9 +83,9 @@ def section(results: Path) -> str:
             f"[One seed of every method on a small task](methods/{NUMBERS}) shows that each runs, learns and is "
             f"charged; it is no ranking. `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the "
             f"embedded data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, "
-            f"and {task.rounds} rounds. {own} of the {len(found['methods'])} methods use our own kernels; "
-            f"{times(found)}. The last columns are times of rounds relative to HierFAVG's on the same "
-            f"machine (`benchmarks/methods.py`, {_tasks(speed)}). Slower than {MUCH} times:",
+            f"{task.rounds} rounds. {own} of {len(found['methods'])} methods use our own kernels; {times(found)}. The "
+            "last columns are times of a round relative to HierFAVG's on the same machine (`benchmarks/methods.py`, "
+            f"{_tasks(speed)}). Over {MUCH} times as long:",
             "",
             *(f"- {reason}" for reason in reasons(speed)),
             "",
@@ -97,11 +97,12 @@ def section(results: Path) -> str:
 
 
 def kept_in(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """Return the comparison and the speeds that are kept in a folder; refuse what is older than its presets."""
+    """Return the comparison and the speeds that are kept in a folder, of today's presets; refuse older settings."""
     file = results / "compared.json"
     if not file.exists():
         return None
     found = json.loads(file.read_text(encoding="utf-8"))
+    found["methods"] = {name: row for name, row in found["methods"].items() if name in METHODS}
     if old := outdated(found):
         raise SystemExit(f"{file} is not current for {', '.join(old)}; run:\n{COMMANDS}")
     return found, [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("speed-*.json"))]

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 KEPT = Path("results/methods/costs.json")
 TASKS, SEEDS = ("devices", "demo", "planted"), (0, 1, 2)
 ABOUT = (
-    "**Cost** is in points of accuracy, the mean over three seeds of small versions of "
-    f"{', '.join(f'`{task}`' for task in TASKS)} (`python benchmarks/paired.py costs`)."
+    "**Cost** of a difference: points of accuracy, the mean over three seeds of small versions of "
+    f"{', '.join(f'`{task}`' for task in TASKS)} (`python benchmarks/paired.py costs`). A client with a part of its "
+    "own is judged on its own mix of data."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -37,22 +38,19 @@ class Difference(NamedTuple):
 
 
 OF_CLIENTS = ("method.unit=client", "method.topology.kind=flat")
-EDGES = Difference("members are edges, not clients", OF_CLIENTS)
-OWNERS = Difference(
-    "edges own the personal part, not clients, each judged on its own mix of data",
-    ("method.personalization.owner=client",),
-)
+EDGES = Difference("members are edges", OF_CLIENTS)
+OWNERS = Difference("edges own the personal part", ("method.personalization.owner=client",))
 DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "ifca-edges": (EDGES,),
     "cfl-edges": (EDGES,),
-    "chpfl-edges": (Difference("members are edges, not clients", ("method.unit=client",)),),
+    "chpfl-edges": (Difference("members are edges", ("method.unit=client",)),),
     "fedbabu-edges": (EDGES,),
     "fl-hc-edges": (EDGES, Difference("linkage is Ward's, not complete", ("method.clustering.linkage=complete",))),
     "fed-cam-edges": (
         EDGES,
         Difference("both networks are trained at once", ("method.personalization.order=alternate",)),
     ),
-    "fedgwc": (Difference("half of the clients are selected, not a tenth", ("method.selection.fraction=0.1",)),),
+    "fedgwc": (Difference("half of the clients train, not a tenth", ("method.selection.fraction=0.1",)),),
     "ditto-edges": (OWNERS,),
     "fedper-edges": (OWNERS,),
     "fedrep-edges": (OWNERS,),

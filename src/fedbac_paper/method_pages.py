@@ -35,10 +35,10 @@ TITLES = {
 }
 
 DEVIATIONS = {
-    "architecture": "`-edges` marks a method of clients that serves edges here, to be comparable with those that do. "
-    "Methods of two tiers that select or personalize clients run in three, selecting at every edge.",
-    "chpfl": "`chpfl` and `phe-fl` count as adaptive blends: what they share follows from what they measure. The paper "
-    "calls the first full sharing, the second distillation (`phe-fl-kd`); the authors' code of PHE-FL blends.",
+    "architecture": "`-edges`: a method of clients that serves edges here, to compare with those that do. Methods of "
+    "two tiers that select or personalize clients run in three, selecting at every edge.",
+    "chpfl": "`chpfl` and `phe-fl` count as adaptive blends: they share by what they measure. The paper calls the "
+    "first full sharing, the second distillation (`phe-fl-kd`); the authors' code of PHE-FL blends.",
     "cfl": "`cfl` and `fedgwc` count as adaptive: they remember updates and losses.",
 }
 """Where the rows differ from those of the paper, and why; by the first method that a sentence is about."""
@@ -52,11 +52,19 @@ def methods(results: Path) -> str:
     differences = "\n".join(f"- {line}" for line in DEVIATIONS.values())
     return f"""# Methods
 
-The paper's Table I with more rows, computed from the presets. Names lead to what a method does, its source, and
-where ours differs; “/” precedes what `-edges` does otherwise. `fedbac show NAME` prints every setting.
-[Against fluke](methods/against-fluke.md) compares eight with another package. Written by `tools/make_docs.py`.
+The paper's Table I with more rows; “/” precedes what `-edges` does otherwise. Names lead to what a method does, its
+source, its [choices](#the-pages-of-methods), and where it differs from the original. `fedbac show NAME` prints every
+setting. [Against fluke](methods/against-fluke.md) compares eight with another package. Written by
+`tools/make_docs.py` from the presets.
 
-{table([*header, "aggregation"], rows)}
+{table(header, rows)}
+
+## The pages of methods
+
+- Choices are those other than the defaults; links lead to rules and equations.
+- A method predicts with the shared network, or its cluster's, if no parts are named.
+- **Our reading:** the original's full definition could not be found.
+- {costs.ABOUT}
 
 ## Where it differs from the paper's table
 
@@ -68,11 +76,16 @@ where ours differs; “/” precedes what `-edges` does otherwise. `fedbac show 
 
 def _table_row(name: str, task: Task) -> list[str]:
     """Return the row of a method and of its variant on edges, if it has one."""
-    links, columns = [f"[`{name}`](methods/{_family(name)}.md#{name})"], list(row(METHODS[name](task)))
+    links, columns = [f"[`{name}`](methods/{_family(name)}.md#{name})"], _columns(name, task)
     if (edges := f"{name}-edges") in METHODS:
         links.append(f"[`-edges`](methods/{_family(name)}.md#{edges})")
-        columns = [a if a == b else f"{a} / {b}" for a, b in zip(columns, row(METHODS[edges](task)), strict=True)]
+        columns = [a if a == b else f"{a} / {b}" for a, b in zip(columns, _columns(edges, task), strict=True)]
     return [", ".join(links), *columns]
+
+
+def _columns(name: str, task: Task) -> list[str]:
+    """Return the paper's columns of a method: all but the rule of aggregation, which its page says."""
+    return list(row(METHODS[name](task))[:-1])
 
 
 def _family(name: str) -> str:
@@ -96,19 +109,12 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
         ]
         own = [said for said in note.differences if base is note or said not in base.differences]
         differences = [*own, *costs.lines(method, results / "methods")]
-        also = "" if len(own) == len(note.differences) else f", beside those of `{method.removesuffix('-edges')}`"
-        sections += ["", f"Differences{also}:", "", *(f"- {said}" for said in differences)] if differences else []
-    text = "\n".join(sections)
-    lines = [
-        f"# {TITLES[name]}",
-        "",
-        "Each method's source, its choices other than the defaults (links lead to rules and equations), and where it "
-        "differs from the original. It predicts with the shared network, or its cluster's, if it names no parts.",
-        *["**Our reading:** the original's full definition could not be found."] * ("**Our reading.**" in text),
-        *[costs.ABOUT] * ("- Cost, " in text),
-        "[All methods](../methods.md). Written by `tools/make_docs.py` from the presets.",
-    ]
-    return "\n".join(lines) + "\n" + text + "\n"
+        title = "Differences" if len(own) == len(note.differences) else "Further differences"
+        sections += ["", f"{title}:", "", *(f"- {said}" for said in differences)] if differences else []
+    head = (
+        f"# {TITLES[name]}\n\n[How to read this](../methods.md#the-pages-of-methods). Written by `tools/make_docs.py`."
+    )
+    return head + "\n" + "\n".join(sections) + "\n"
 
 
 def _predicts_with(method: Method) -> str:
@@ -116,7 +122,7 @@ def _predicts_with(method: Method) -> str:
     scopes = {part: method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
     if list(scopes.items()) in ([("global", "cloud")], [("cluster", "cluster")]):
         return ""
-    return " and ".join(f"`{part}` ({scope})" for part, scope in scopes.items())
+    return ", ".join(f"`{part}` ({scope})" for part, scope in scopes.items())
 
 
 def _unusual(method: Method) -> dict[str, Any]:

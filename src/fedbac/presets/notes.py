@@ -16,59 +16,57 @@ class Note(NamedTuple):
     """Whether the definition is our reading, because the original's could not be found in full."""
 
 
-PER_EDGE = "Every edge selects B = max(1, ⌊p·N_m⌋) of its own clients; the original has two tiers."
-BY_DATA = "Edges weight clients by their data; the original takes the plain mean."
+PER_EDGE = "Every edge selects B = max(1, ⌊p·N_m⌋) of its clients; the original has two tiers."
+BY_DATA = "Edges weight clients by data, not alike."
 FEDREP = "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning, 2021"
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
-NOT_AGAIN = "Heads are not fine-tuned again after the last round."
+NOT_AGAIN = "Heads are not fine-tuned after the last round."
 FEDPER = "Arivazhagan et al.: Federated Learning with Personalization Layers, 2019"
 FEDROD = "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022"
 FEDALA = "Zhang et al.: FedALA: Adaptive Local Aggregation for Personalized Federated Learning, 2023"
 DITTO = "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 DITTO_DIFFERENCES = (
-    "Only the shared network has momentum, as in the original. Gradients of both are clipped, the pull is not.",
+    "Gradients of both networks are clipped, the pull is not. Only the shared one has momentum, as in the original.",
 )
 FEDROD_DIFFERENCES = (
-    "The personal head is trained first, not in the same steps as the rest.",
-    "In the balanced softmax a class that a client lacks counts as a millionth of an example.",
-    "The personal head is linear and begins at zero.",
+    "The personal head is trained first, not with the rest.",
+    "To the balanced softmax, a class that a client lacks is a millionth of an example.",
+    "The personal head is linear and starts at zero.",
 )
-LAST_MIX = "It predicts with the mix of the last training; the original first learns a new one."
+LAST_MIX = "It predicts with the last training's mix; the original first learns a new one."
 APFL_DIFFERENCES = (
-    "α moves in every local step; in the authors' code only in the first of a round, with a small pull to 0.",
+    "α moves in every local step; in the authors' code only in a round's first, with a small pull to 0.",
 )
 
 PAPER = (
     "Bashir, Dagiuklas, Iqbal: Fed-BAC: Federated Bandit-Guided Additive Clustering in Hierarchical Federated "
     "Learning, 2026"
 )
-PAPER_START = "On Fashion-MNIST all edges start in one cluster, elsewhere each in its own."
+PAPER_START = "Edges start in one cluster on Fashion-MNIST, each in its own elsewhere."
 OURS = "this project"
 FED_CAM = "Ma et al.: Structured Federated Learning through Clustered Additive Modeling, 2023"
 CAM_SUMMARY = (
-    "A shared network plus one of the cluster, trained jointly. Before every round each client joins the cluster with "
-    "which the sum has the lowest loss."
+    "A shared network plus one of the cluster, trained jointly. Before every round each client joins the cluster "
+    "whose sum has the lowest loss."
 )
 CAM_DIFFERENCES = (
-    "The abstract says that clustering alternates with training, and that each network learns the other's residual; "
+    "The abstract says that clustering alternates with training and each network learns the other's residual, but "
     "not the steps, their order, a warm-up, or the number of clusters.",
 )
 PHE_FL = "Lee et al.: Personalizing Federated Learning for Hierarchical Edge Networks with Non-IID Data, 2025"
 FEDAVG = "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017"
 FEDOPT = "Reddi et al.: Adaptive Federated Optimization, 2021 (Algorithm 2)"
-ALL_CLIENTS = "All clients train; the original selects some (method.selection.fraction)."
-TUNED = (
-    "The server's learning rate is the authors' for EMNIST; tune method.step.learning_rate to your task, as they do."
-)
+ALL_CLIENTS = "All clients train; the original selects some."
+TUNED = "The server's learning rate is the authors' for EMNIST; tune method.step.learning_rate, as they do."
 HIERFAVG = "Liu et al.: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
 FEDGWC = "Licciardi et al.: Interaction-Aware Gaussian Weighting for Clustered Federated Learning, 2025"
 FEDGWC_SUMMARY = (
-    "Members are rewarded by how near their losses are to their cluster's mean. A cluster whose rewards have settled "
-    "is split by spectral clustering."
+    "Members are rewarded for losses near their cluster's mean. A cluster whose rewards have settled is split by "
+    "spectral clustering."
 )
 FEDGWC_DIFFERENCES = (
-    "Traces are mean losses of epochs, not of single steps: members take different numbers of steps.",
-    "Affinities compare the rows of W, as in the paper; the public code compares its columns.",
+    "Traces are mean losses of epochs, not steps, of which members take different numbers.",
+    "Affinities compare the rows of W, as in the paper, not columns, as in the public code.",
     "The running change of W begins with the first change, not with 1.",
     "Losses are not augmented by Gaussian draws.",
 )
@@ -82,43 +80,43 @@ FL_HC = (
     "non-IID data, 2020"
 )
 FL_HC_SUMMARY = (
-    "FedAvg for n0 rounds. Then all updates are clustered once, agglomeratively, and every cluster continues alone "
-    "from the joint network."
+    "FedAvg for n0 rounds. Then updates are clustered once, agglomeratively, and every cluster continues alone from "
+    "the joint network."
 )
 FL_HC_DIFFERENCES = (
-    "Distances are Euclidean, not Manhattan. The threshold is not set by hand: the cut is at the largest relative gap "
-    "in the heights of joins by Ward's linkage, into 2 to M/2 clusters.",
-    "A member without an update in that round stays in the largest part of its cluster, not the nearest.",
+    "Distances are Euclidean, not Manhattan. No threshold is set by hand: the cut is at the largest relative gap in "
+    "the heights of Ward's joins, into 2 to M/2 clusters.",
+    "A member without an update then stays in the largest part of its cluster, not the nearest.",
 )
 PFEDGRAPH = "Ye et al.: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
 PFEDGRAPH_SUMMARY = (
-    "Every member starts from a mix of all networks and keeps near its direction. Shares grow with the amount of data, "
-    "and with how alike networks have moved since the start."
+    "Every member starts from a mix of all networks and keeps near its direction. Shares grow with the data, and with "
+    "how alike networks have moved since the start."
 )
 PFEDGRAPH_DIFFERENCES = (
-    "The local loss has −0.01 times the cosine with the mix received, the authors' approximation; the "
-    "sign is the paper's, not the public code's.",
-    "Cosines above 0.9 are not rounded up to 1, as in the public code.",
+    "The local loss has −0.01 times the cosine with the mix received, the authors' approximation, with the paper's "
+    "sign, not the public code's.",
+    "Cosines above 0.9 stay; the public code rounds them up to 1.",
 )
 CHPFL = "Song et al.: CHPFL: Clustered adaptive hierarchical federated learning for edge-level personalization, 2026"
 CHPFL_SUMMARY = (
-    "Members are grouped by k-means++ on their updates. Every group trains from a blend of its own network and the "
-    "mean of all, in shares that are learned."
+    "Members are grouped by k-means++ on their updates. Every group trains from a blend of its network and the mean "
+    "of all, in learned shares."
 )
-GROUPS = "Clients of a group need not share an edge: an edge forwards one sum per group, which gives the same averages."
+GROUPS = "A group's clients need not share an edge: edges forward a sum per group, which gives the same averages."
 CHPFL_DIFFERENCES = (
     "α follows APFL's rule for groups, by the direction of a round's update over its squared length; the cloud "
-    "averages groups by their data.",
-    "Updates are not projected to fewer dimensions: distances are exact.",
+    "averages groups by data.",
+    "Distances are exact: updates are not projected to fewer dimensions.",
 )
 FEDBABU = "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
 FEDBABU_SUMMARY = (
-    "The body is trained under a fixed random head; in the last rounds every client fine-tunes all layers for itself."
+    "The body is trained under a fixed random head; in the last rounds every client fine-tunes all layers."
 )
-FINE_TUNING = "The last 10 rounds of the same total fine-tune."
+FINE_TUNING = "Of the same total, the last 10 rounds fine-tune."
 CFL_DIFFERENCES = (
     "Thresholds are in units of the first rounds' updates.",
-    "Networks and the mean update are averaged by data; the public code takes plain means.",
+    "Networks and the mean update are averaged by data, not alike.",
 )
 
 
@@ -129,112 +127,111 @@ def _note(reference: str, summary: str, *differences: str, interpretation: bool 
 NOTES: dict[str, Note] = {
     "fed-bac": _note(
         PAPER,
-        "Predictions are the sum of a network shared by all and one shared by the cluster (Eq. 2). A LinUCB "
-        "bandit assigns edges to clusters (Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12).",
-        "The reward of selection is measured on validation data, not on the test data that are reported.",
-        "What the paper leaves open, and what we chose: docs/open-questions.md.",
+        "A network shared by all plus one of the cluster predicts (Eq. 2). A LinUCB bandit assigns edges to clusters "
+        "(Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12).",
+        "Selection is rewarded on validation data, not on the test data that are reported.",
+        "What the paper leaves open: docs/open-questions.md.",
     ),
-    "paper-text": _note(PAPER, f"Fed-BAC by the paper's text, including rewards on test data. {PAPER_START}"),
-    "paper-figures": _note(PAPER, f"Fed-BAC by the paper's figures: edges move in every round. {PAPER_START}"),
+    "paper-text": _note(PAPER, f"Fed-BAC by the paper's text, with rewards on test data. {PAPER_START}"),
+    "paper-figures": _note(PAPER, f"Fed-BAC by the paper's figures: edges move every round. {PAPER_START}"),
     "fed-bac-random": _note(PAPER, "Fed-BAC without Thompson sampling: 80 % of the clients, at random."),
     "fed-bac-full": _note(PAPER, "Fed-BAC without selection: all clients train."),
-    "singletons": _note(OURS, "Fed-BAC without its cluster bandit: every edge keeps a cluster of its own."),
+    "singletons": _note(OURS, "Fed-BAC without its cluster bandit: every edge keeps its own cluster."),
     "linucb-isolated": _note(OURS, "Fed-BAC without the shared network: clusters have nothing in common."),
     "fedbac-plus": _note(
         OURS,
-        "Clusters merge where their networks fit each other's data and share their networks once they overfit; "
-        "clients are credited one by one.",
+        "Clusters merge where their networks fit each other's data, and share them once they overfit; clients are "
+        "credited one by one.",
     ),
     "fedbac-plus-2": _note(
         OURS,
-        "The sum of two networks predicts. All edges share it until a client has about a thousand steps left. "
-        "Then each edge may continue in a cluster of its own; clusters merge where they fit. "
-        "Edges predict with a blend of their own model and the mean of all. "
-        "All clients train, except those whose labels cannot be learned.",
+        "The sum of two networks, which all edges share until a client has about a thousand steps left. Then each "
+        "edge may continue in its own cluster; clusters merge where they fit. Edges predict with a blend of their "
+        "own model and the mean of all. All clients train but those whose labels cannot be learned.",
     ),
     "fedavg": _note(
         FEDAVG,
         "Every client trains the shared network, and the cloud averages by data: w ← Σ_i (n_i / n) w_i.",
-        "All clients train; method.selection.fraction=0.1 is the original's usual share.",
+        "All clients train; originally a share, usually method.selection.fraction=0.1.",
     ),
     "fedprox": _note(
         "Li et al.: Federated Optimization in Heterogeneous Networks, 2020",
-        "FedAvg whose clients minimize F_i(w) + (μ/2)‖w − w^t‖², where w^t is the network they received.",
-        "μ = 0.01; the pull is part of the gradient that is clipped.",
+        "FedAvg whose clients minimize F_i(w) + (μ/2)‖w − w^t‖²; w^t is what they received.",
+        "μ = 0.01; the pull is clipped with the gradient.",
         "Stragglers do not send partial work.",
     ),
     "scaffold": _note(
         "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020",
-        "Clients correct their gradients by the mean of all clients' less their own when they trained last (option "
-        "II). This sends twice as much as FedAvg.",
-        "Means, and the share of participants by which c moves, are weighted by data, not uniform over clients.",
-        "Mean gradients are those of SGD with momentum, after clipping and with weight decay; c − c_i is not clipped.",
+        "Clients correct their gradients by the mean of all clients' less their own of their last training (option "
+        "II). This sends twice FedAvg's bytes.",
+        "Means, and the share of participants by which c moves, are weighted by data, not alike.",
+        "Mean gradients are of SGD with momentum, clipped, with weight decay; c − c_i is not clipped.",
         "The server's step size is 1.",
     ),
     "feddyn": _note(
         "Acar et al.: Federated Learning Based on Dynamic Regularization, 2021",
         "Clients learn with a linear term h_i and a pull to the network they received, so that all agree in the end; "
-        "the server corrects the average by the mean of all h_i.",
-        "Means, and the share of participants by which h moves, are weighted by data, not uniform over clients.",
+        "the server corrects the average by the mean h_i.",
+        "Means, and the share of participants by which h moves, are weighted by data, not alike.",
         "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
     ),
     "mtgc": _note(
         "Fang et al.: Hierarchical Federated Learning with Multi-Timescale Gradient Correction, 2024",
         "Clients correct their gradients towards their edge's after each of two edge averages a round, and towards "
-        "all after the round. The first correction starts each round at 0, as in the authors' code.",
+        "everybody's after the round. The first correction restarts at 0 each round, as in the authors' code.",
         BY_DATA,
-        "Clients may take different numbers of steps: their changes are divided by how far SGD with momentum "
-        "moves in as many.",
-        "A client absent from the edge average before is not corrected towards it; in the original all take part.",
-        "Clients get and send two corrections beside the network, edges and cloud one.",
+        "Clients may take different numbers of steps: changes are divided by how far SGD with momentum moves in as "
+        "many.",
+        "A client absent from the last edge average is not corrected towards it; originally all take part.",
+        "Two corrections travel with each client's network, one between edge and cloud.",
     ),
     "fedavgm": _note(
         "Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
         "Classification, 2019",
-        "FedAvg whose server adds the mean change of a round to a velocity, v ← β v + Δ, and moves by it.",
+        "FedAvg whose server adds a round's mean change to a velocity, v ← β v + Δ, and moves by it.",
         ALL_CLIENTS,
     ),
     "fedadam": _note(
         FEDOPT,
-        "FedAvg whose server takes a step of Adam, with the mean change of a round as the gradient.",
+        "FedAvg whose server takes a step of Adam, with a round's mean change as the gradient.",
         ALL_CLIENTS,
         TUNED,
     ),
     "fedyogi": _note(
         FEDOPT,
-        "FedAvg whose server takes a step of Yogi, with the mean change of a round as the gradient.",
+        "FedAvg whose server takes a step of Yogi, with a round's mean change as the gradient.",
         ALL_CLIENTS,
         TUNED,
     ),
     "hierfavg": _note(
         HIERFAVG,
-        "Edge m averages its clients, w_m = Σ_i (n_i / n_m) w_i, and the cloud averages the edges, "
-        "w = Σ_m (n_m / n) w_m. The paper runs it with one edge average a round and all clients, which is FedAvg.",
+        "Edges average their clients, w_m = Σ_i (n_i / n_m) w_i, and the cloud the edges, w = Σ_m (n_m / n) w_m. "
+        "With one edge average a round and all clients, as in the paper, this is FedAvg.",
     ),
-    "hierfavg-wide": _note(PAPER, "HierFAVG with a wider network: as many weights as Fed-BAC's two networks together."),
+    "hierfavg-wide": _note(PAPER, "HierFAVG with a network as large as Fed-BAC's two together."),
     "hierfavg-periods": _note(
         HIERFAVG,
-        "HierFAVG with κ1 local epochs and κ2 = 2 edge averages for each cloud average.",
+        "HierFAVG with κ1 local epochs and κ2 = 2 edge averages per cloud average.",
         "κ1 counts epochs (task.training.epochs), not steps.",
     ),
     "abad": _note(
         "Abad et al.: Hierarchical Federated Learning Across Heterogeneous Cellular Networks, 2020",
-        "HierFAVG over sparse links. A client sends the largest 1 % of its update, other links the largest "
-        "10 %, tensor by tensor; what is left out is added the next time.",
-        "A client sends the change of several epochs, not the gradient of one step, without momentum correction.",
-        "The model of cellular latency is left out; task.world simulates times.",
+        "HierFAVG over sparse links. A client sends the largest 1 % of its update, other links the largest 10 %, per "
+        "tensor; the rest is added the next time.",
+        "A client sends the change of several epochs, not one step's gradient, without momentum correction.",
+        "Cellular latency is not modelled; task.world simulates times.",
     ),
     "ifca": _note(
         IFCA,
-        "Before every round each client joins the cluster whose network has the lowest loss on its data. "
-        "Networks start apart.",
-        "All clients take part in every round.",
+        "Before every round each client joins the cluster whose network has the lowest loss on its data. Networks "
+        "start apart.",
+        "All clients train in every round.",
         "Networks are averaged by data.",
     ),
     "ifca-edges": _note(
         IFCA,
-        "IFCA on edges, not clients.",
-        "Edges average their clients by data; edges count alike, as in the original.",
+        "IFCA on edges.",
+        "Edges average their clients by data, but count alike, as members originally do.",
     ),
     "ifca-paper": _note(
         f"{IFCA}. As run in: {PAPER}",
@@ -244,63 +241,61 @@ NOTES: dict[str, Note] = {
     ),
     "cfl": _note(
         CFL,
-        "All clients start in one cluster. A cluster splits in two, by the cosine of updates, once its mean "
-        "update is small while a single update is large.",
+        "Clients start in one cluster. A cluster splits in two, by the cosine of updates, once its mean update is "
+        "small while a single one is large.",
         *CFL_DIFFERENCES,
     ),
     "cfl-edges": _note(
         CFL,
-        "CFL on edges, not clients, by the averages of their clients' updates, which are smaller.",
+        "CFL on edges, by the averages of their clients' updates, which are smaller.",
         *CFL_DIFFERENCES,
     ),
     "fedbabu": _note(FEDBABU, FEDBABU_SUMMARY, FINE_TUNING),
-    "fedbabu-edges": _note(FEDBABU, "FedBABU on edges, not clients.", FINE_TUNING),
-    "ditto": _note(
-        DITTO, "A shared network, and a personal one per client that is pulled towards it.", *DITTO_DIFFERENCES
-    ),
+    "fedbabu-edges": _note(FEDBABU, "FedBABU on edges.", FINE_TUNING),
+    "ditto": _note(DITTO, "A shared network, and one per client that is pulled towards it.", *DITTO_DIFFERENCES),
     "ditto-edges": _note(
         DITTO,
-        "Ditto on edges, which average the personal part over their clients.",
+        "Ditto with a personal network per edge.",
         *DITTO_DIFFERENCES,
     ),
     "fedper": _note(FEDPER, "One body for all, and a last layer per client."),
-    "fedper-edges": _note(FEDPER, "FedPer on edges, which average the personal part over their clients."),
+    "fedper-edges": _note(FEDPER, "FedPer with a head per edge."),
     "fedrep": _note(
         FEDREP,
         "Like FedPer, but the head is trained first and then the body.",
         NOT_AGAIN,
     ),
-    "fedrep-edges": _note(FEDREP, "FedRep on edges, which average the personal part over their clients.", NOT_AGAIN),
-    "apfl": _note(APFL, "Every client predicts with a mix of its own network and the shared one.", *APFL_DIFFERENCES),
-    "apfl-edges": _note(APFL, "APFL on edges, which average the personal part over their clients.", *APFL_DIFFERENCES),
+    "fedrep-edges": _note(FEDREP, "FedRep with a head per edge.", NOT_AGAIN),
+    "apfl": _note(APFL, "Every client predicts with a mix of its network and the shared one.", *APFL_DIFFERENCES),
+    "apfl-edges": _note(APFL, "APFL with a personal network per edge.", *APFL_DIFFERENCES),
     "pfedme": _note(
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
-        "A shared network, and a personal one per client: each is pulled towards the other.",
+        "A shared network and one per client, each pulled towards the other.",
         "Rounds have the task's epochs, not 20 batches.",
-        "Only those selected train; in the authors' code all do.",
+        "Only selected clients train; in the authors' code all do.",
     ),
     "fedrod": _note(
         FEDROD,
-        "One body under a generic head, trained with the balanced softmax, and a personal head per client.",
+        "One body under a generic head, trained by the balanced softmax, and a head per client.",
         *FEDROD_DIFFERENCES,
     ),
     "fedrod-edges": _note(
         FEDROD,
-        "FedRoD on edges, which average the personal part over their clients.",
+        "FedRoD with a personal head per edge.",
         *FEDROD_DIFFERENCES,
     ),
     "fedala": _note(
         FEDALA,
-        "Every client starts from a mix of its own network and the shared one, weight by weight in the last layer.",
+        "Every client starts from a mix of its network and the shared one, weight by weight in the last layer.",
         LAST_MIX,
     ),
     "fedala-edges": _note(
         FEDALA,
-        "FedALA on edges, which average the personal part over their clients.",
+        "FedALA with a personal network per edge.",
         LAST_MIX,
     ),
     "fed-cam": _note(FED_CAM, CAM_SUMMARY, *CAM_DIFFERENCES, interpretation=True),
-    "fed-cam-edges": _note(FED_CAM, "Fed-CAM on edges, not clients.", *CAM_DIFFERENCES, interpretation=True),
+    "fed-cam-edges": _note(FED_CAM, "Fed-CAM on edges.", *CAM_DIFFERENCES, interpretation=True),
     "fed-cam-alternate": _note(
         FED_CAM,
         "Like fed-cam, but in turns: first the cluster's network learns what the shared one leaves, then the reverse.",
@@ -309,115 +304,113 @@ NOTES: dict[str, Note] = {
         interpretation=True,
     ),
     "fl-hc": _note(FL_HC, FL_HC_SUMMARY, *FL_HC_DIFFERENCES),
-    "fl-hc-edges": _note(FL_HC, "FL+HC on edges, not clients.", *FL_HC_DIFFERENCES),
+    "fl-hc-edges": _note(FL_HC, "FL+HC on edges.", *FL_HC_DIFFERENCES),
     "fedgwc": _note(
         FEDGWC,
         FEDGWC_SUMMARY,
-        "Half of all clients train in a round; in the original a tenth of each cluster, for 10,000 rounds. In fewer "
-        "than about a hundred rounds W seldom comes to rest, and nothing is split.",
+        "Half of all clients train in a round; originally a tenth of each cluster, for 10,000 rounds. In under about a "
+        "hundred rounds W seldom comes to rest, and nothing splits.",
         *FEDGWC_DIFFERENCES,
     ),
     "fedgwc-edges": _note(
         FEDGWC,
-        "FedGWC on edges, not clients, which all report in every round.",
-        "As nobody is sampled, a round's weight is fixed at 0.2 and the patience at 5 rounds; epsilon is 1e-4, and γ 1 "
-        "instead of 0.1. Rows of W are then constant: what is left is distance from the mean loss.",
-        "Even a cluster of IID members may split: W is scaled by its own range, so small lasting differences of losses "
-        "look large.",
+        "FedGWC on edges, which all report in every round.",
+        "As nobody is sampled, a round's weight is fixed at 0.2, the patience at 5 rounds, epsilon at 1e-4 and γ at 1, "
+        "not 0.1. Rows of W are then constant: what is left is distance from the mean loss.",
+        "Even IID members may part: W is scaled by its own range, so small lasting differences of losses look large.",
         *FEDGWC_DIFFERENCES,
     ),
     "chpfl": _note(CHPFL, CHPFL_SUMMARY, GROUPS, *CHPFL_DIFFERENCES, interpretation=True),
-    "chpfl-edges": _note(CHPFL, "CHPFL on edges, not clients.", *CHPFL_DIFFERENCES, interpretation=True),
+    "chpfl-edges": _note(CHPFL, "CHPFL on edges.", *CHPFL_DIFFERENCES, interpretation=True),
     "phe-fl": _note(
         PHE_FL,
-        "Every edge blends its network with the mean of all other edges' networks, in proportion to the "
-        "accuracy of both on validation data.",
-        "Parameters are blended, as in the authors' code; see phe-fl-kd for distillation.",
-        "Validation data come from training data, in the authors' code from test data (method.sharing.split=test).",
+        "Every edge blends its network with the mean of all others', in proportion to both's accuracy on validation "
+        "data.",
+        "Parameters are blended, as in the authors' code; phe-fl-kd distils.",
+        "Validation data come from training data; in the authors' code from test data (method.sharing.split=test).",
     ),
     "phe-fl-kd": _note(
         PHE_FL,
-        "PHE-FL as others describe it: the mean of all other edges' networks teaches an edge's clients.",
-        "Clients distill while they train, with λ = 0.5 and temperature 3; the authors' code blends parameters.",
+        "PHE-FL as others describe it: the mean of the other edges' networks teaches an edge's clients.",
+        "Clients distil while they train, with λ = 0.5 and temperature 3; the authors' code blends parameters.",
         interpretation=True,
     ),
     "cflhkd": _note(
         "Ahmad et al.: Clustered federated learning with hierarchical knowledge distillation, 2025",
-        "Members with similar updates form clusters. They learn from the mean of all networks and from the two "
-        "most similar clusters, and networks are drawn towards their mean every five rounds.",
-        "By the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds "
-        "and then every 20; λ = 0.3 after 10 rounds, temperature 3, and ρ = 0.1.",
-        "Teachers travel twice: to be measured on members' training data after the previous round, and to teach.",
+        "Members with similar updates form clusters. They learn from the mean of all networks and the two most similar "
+        "clusters, and networks are drawn towards their mean every five rounds.",
+        "By the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds and then every 20; λ = 0.3 "
+        "after 10 rounds, temperature 3, ρ = 0.1.",
+        "Teachers travel twice: to be measured on members' training data after the last round, and to teach.",
         interpretation=True,
     ),
     "fed-csad": _note(
         "Lu et al.: Fed-CSAD, 2026 (known only from Table I of the Fed-BAC paper)",
-        "A contextual bandit selects clients. The mean of all edges' networks teaches every edge, with more "
-        "weight the better it is.",
-        "Neither paper nor code was found, only a row of the Fed-BAC paper's Table I.",
-        "A client's context is its loss, data, rounds since it was selected and speed, without the entropy of labels.",
+        "A contextual bandit selects clients. The mean of all edges' networks teaches every edge, the more the better "
+        "it is.",
+        "A client's context is its loss, data, rounds since its selection and speed, without the entropy of labels.",
         "λ = 0.5·σ(10·(acc(mean) − acc(own))) on validation data, temperature 3.",
         interpretation=True,
     ),
     "local": _note(
         "no paper: the baseline without federation across edges",
-        "Every edge averages its own clients and no others.",
+        "Every edge averages its own clients only.",
     ),
     "fedavg-ft": _note(
         f"fine-tuning after FedAvg, a common baseline of personalization ({FEDAVG})",
         "One network for all; in the last rounds every edge continues from it alone.",
-        "Fine-tuning takes the last 10 rounds of the same total, by the same training.",
+        FINE_TUNING,
     ),
     "pfedgraph": _note(PFEDGRAPH, PFEDGRAPH_SUMMARY, *PFEDGRAPH_DIFFERENCES),
-    "pfedgraph-edges": _note(PFEDGRAPH, "pFedGraph on edges, not clients.", *PFEDGRAPH_DIFFERENCES),
+    "pfedgraph-edges": _note(PFEDGRAPH, "pFedGraph on edges.", *PFEDGRAPH_DIFFERENCES),
     "power-of-choice": _note(
         "Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
-        "Of d candidates, drawn by their data, the B with the largest loss of the received model train. "
-        "With variant=last it is rpow-d, which uses the loss of the last training.",
+        "Of d candidates, drawn by data, the B with the largest loss of the received model train; with variant=last "
+        "(rpow-d) the largest loss in their last training.",
         PER_EDGE,
         BY_DATA,
-        "With p = 0.8 the rule turns down at most a fifth of the clients; a smaller p shows more of it.",
-        "The variant cpow-d, which measures on one batch, is left out.",
+        "With p = 0.8 at most a fifth of the clients is turned down; a smaller p shows more of the rule.",
+        "cpow-d, which measures on one batch, is left out.",
     ),
     "ucb-cs": _note(
         "Cho et al.: Bandit-based Communication-Efficient Client Selection Strategies for Federated Learning, 2020",
         "The B clients with the largest upper confidence bounds of their discounted losses train.",
         PER_EDGE,
         "ln T is 0 while the discounted number of rounds T is below 1.",
-        "A selected client that returns no update counts as reporting its mean loss.",
+        "A selected client without an update counts as reporting its mean loss.",
     ),
     "oort": _note(
         "Lai et al.: Oort: Efficient Federated Learning via Guided Participant Selection, 2021",
-        "Clients with high losses are exploited, new ones explored, and slow ones penalized; a pacer moves the limit. "
-        "Constants are the public code's.",
+        "Clients with high losses are exploited, new ones explored, slow ones penalized, by a pacer's limit. Constants "
+        "are the public code's.",
         PER_EDGE,
-        "Only task.world.over_selection selects more clients than needed; the original takes 1.1 times as many.",
+        "Only task.world.over_selection selects spare clients; the original selects 1.1 times as many.",
         "The first round, where the public code fails, only explores. ε is 0 once no client is new, a round earlier.",
-        "The pacer sums the utility of all selected clients that are not new, also of those that filled the budget.",
-        "A client that was selected and never returned an update counts as the mean of the others.",
+        "The pacer sums the utility of all selected clients that are not new, also of those filling the budget.",
+        "A selected client that never returned an update counts as the mean of the others.",
     ),
     "cs-ucb": _note(
         "Xia et al.: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, 2020",
-        "The quickest clients train, by upper confidence bounds. With fairness above 0 it is CS-UCB-Q, with a queue "
-        "of owed rounds.",
+        "The quickest clients train, by upper confidence bounds; with fairness above 0 (CS-UCB-Q) also those owed "
+        "rounds.",
         PER_EDGE,
         "Unless set, τ_max is the time expected of the edge's slowest client.",
-        "A client that drops out has the reward 0.",
-        "With B close to N_m the bonus outweighs the rewards, and clients take turns.",
+        "Dropping out has the reward 0.",
+        "With B close to N_m the bonus outweighs rewards, and clients take turns.",
     ),
     "cocs": _note(
         "Qu et al.: Context-Aware Online Client Selection for Hierarchical Federated Learning, 2022",
-        "Clients that were seldom selected in their cell of downlink and speed come first, then those whose updates "
-        "arrived most often.",
-        "Every client costs 1 and belongs to one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",
-        "Devices and links are constant, so a client stays in its cell.",
+        "Clients seldom selected in their cell of downlink and speed come first, then those whose updates arrived most "
+        "often.",
+        "Every client costs 1 and has one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",
+        "Devices and links are constant, so clients stay in their cells.",
         "The original leaves h and K(t) to its analysis; here h = 3 and K(t) = 0.1 t^(2/5) ln t: ten times that would "
         "only explore in 200 rounds.",
-        "Edges and the cloud average by data; the original takes plain means.",
+        "Edges and the cloud average by data, not alike.",
     ),
     "trindade": _note(
         "Trindade, da Fonseca: Client Selection in Hierarchical Federated Learning, 2024",
-        "The B clients with the best score train: the mean of speed, link, data, a low training loss and updates that "
+        "The B clients with the best score train: the mean of speed, link, data, low training loss and updates that "
         "counted, each scaled to 0 to 1 within the edge.",
         "The score follows what others say about it.",
         "Energy is left out: simulated devices have none.",
