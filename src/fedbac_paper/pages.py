@@ -1,5 +1,6 @@
 """One page a table or figure, written from the result files alone."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,21 +21,21 @@ from fedbac_paper.verdicts import RULES, Verdict
 
 HOW = "how.md"
 """The page that says once what holds for all of them."""
-READ_AS = """Fed-BAC is run in three readings, which differ in four choices:
+READ_AS = """Fed-BAC is run in three readings:
 
 | | `paper-figures` | `paper-text` | `fed-bac` |
 | --- | --- | --- | --- |
-| reward of Thompson sampling (C.29) | test data that are reported | the same | validation data |
+| Thompson sampling is rewarded on (C.29) | reported test data | reported test data | validation data |
 | edges choose clusters every (C.21) | round | 20 rounds | 20 rounds |
 | clusters at the start on Fashion-MNIST (C.28) | one for all | one for all | one per edge |
-| the round after a move counts for Thompson sampling (C.30) | yes | yes | no |"""
-RATIOS = """Ratios are geometric means over seeds, ×/÷ their geometric standard deviation. A run that never reaches its
-target counts with its whole length, so the ratio is a bound: “>” if HierFAVG misses the target in some seed, “<” if the
-method does, “~” if both do; “–” or an empty cell if nobody reaches it."""
+| the round after a move is rewarded (C.30) | yes | yes | no |"""
+RATIOS = """Ratios are geometric means over seeds, ×/÷ their geometric standard deviation. A run that misses its target
+counts with its whole length, so the ratio is a bound: “>” if HierFAVG misses it in some seed, “<” if the method does,
+“~” if both do; “–” or an empty cell if nobody reaches it."""
 OPEN = "Settings that the paper leaves open, the same for all methods"
 AGAIN = """`fedbac reproduce NAME --results results --pages docs/reproduce` runs what is missing of an artefact and
-writes its page (`--seeds` for more than three, `--render-only` for the page alone), with two files beside it: all
-numbers, with spreads and seeds, and the evidence for each part of its claims."""
+writes its page from `results/NAME.json` (`--seeds` for more than three, `--render-only` for the page alone), with two
+files beside it: all numbers, with spreads and seeds, and the evidence for each part of its claims."""
 
 
 def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> list[Path]:
@@ -102,12 +103,12 @@ def files(results: Results) -> dict[str, str]:
         written[evidence] = comma_separated([["claim", "verdict", "evidence"], *evidence_of(claims)])
         parts += [
             "## Verdicts" + (f" ({results.kind.lower()})" if results.changes else ""),
-            f"{tally(claims).capitalize()}. [Evidence for each part]({evidence}), [rules and readings]({HOW}).",
+            f"{tally(claims).capitalize()} ([evidence]({evidence}), [rules and readings]({HOW})).",
             verdict_table(claims),
         ]
     drawn = artefact.figure is not None and results.findings
     parts += ["## Numbers", *([f"![{artefact.title}]({name}.svg)"] if drawn else []), *body.shown]
-    parts += [f"[All numbers]({name}.csv).", "## How it was run", _origin(artefact, results)]
+    parts.append(f"[All numbers]({name}.csv). {_origin(artefact, results)}")
     return {f"{name}.md": "\n\n".join(parts) + "\n", **written}
 
 
@@ -164,7 +165,8 @@ def in_short(verdict: Verdict) -> str:
     """Return a verdict's word, and in how many parts or by how much, unless there is nothing to judge by."""
     if verdict.word in {"not run", "too few seeds"}:
         return f"**{verdict.word}**"
-    return f"**{verdict.word}**, {extent(verdict).removeprefix('holds in ')}".removesuffix(", ")
+    told = re.sub(r"^holds in (\d+) of (\d+)", r"\1/\2", extent(verdict))
+    return f"**{verdict.word}**, {told}".removesuffix(", ")
 
 
 def extent(verdict: Verdict) -> str:
@@ -186,10 +188,9 @@ def _place(artefact: Artefact, results: Results) -> str:
 
 
 def _origin(artefact: Artefact, results: Results) -> str:
-    """Return from what a page is written, what was run where, and with which settings."""
+    """Return what was run where, and with which settings."""
     if not results.findings:
         return "No run is finished yet."
-    told = [] if results.changes else [f"[Written]({HOW}#running-it-again) from `results/{artefact.name}.json`."]
     numbers = sorted({found.seed for found in results.findings})
     seeds = (
         each(numbers)
@@ -202,7 +203,7 @@ def _origin(artefact: Artefact, results: Results) -> str:
     on = ", ".join(
         f"{machine}{f': {runs_in_words(count)}' * each_count}" for machine, count in sorted(machines.items())
     )
-    told.append(f"{progress(results)}, seeds {seeds}, {hours:.1f} hours, on {on}.")
+    told = [f"{progress(results)}, seeds {seeds}, {hours:.1f} hours, on {on}."]
     usual = {cell.dataset: CALIBRATED[cell.dataset] for cell in artefact.cells if cell.calibrated}
     chosen = {data: results.settings.get(data, ()) for data in usual}
     told += [f"{OPEN}: {_chosen(chosen)}."] if results.settings and chosen != usual else []

@@ -20,21 +20,20 @@ Bound = Literal["", ">", "<", "~"]
 _PERCENT = f"{100 * LEVEL:.0f} %"
 RULES = "\n".join(
     [
-        "- **Comparisons** are made seed by seed, on the same data except between values of α or N. One **holds** if "
-        f"the mean difference has the claimed sign and a two-sided t test at {_PERCENT} tells it from zero, **does not "
-        "hold** if it has the opposite sign by the same test, and is **not clear** otherwise: with three seeds even a "
-        "large difference may be.",
-        "- **Claims of several parts** hold if each part holds; “4 of 6” counts those that do. They do not hold if a "
-        "part fails after Holm's correction for the number of judged parts. A part that was not run leaves a claim "
-        "not clear.",
+        "- **Comparisons** are seed by seed, on the same data except between values of α or N. One **holds** if the "
+        f"mean difference has the claimed sign and a two-sided t test at {_PERCENT} tells it from zero, **does not "
+        "hold** if it has the opposite sign by that test, and is otherwise **not clear**, as even large differences "
+        "over three seeds may be.",
+        "- **Claims of several parts** hold if each part holds; “4/6” counts those that do. They do not hold if a "
+        "part fails after Holm's correction for the judged parts. A part not run leaves a claim not clear.",
         f"- **Seeds**: fewer than {FEWEST_SEEDS} give no verdict.",
         f"- **A printed number** holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: within a factor "
         f"{1 + TOLERANCE:g}) and the standard error is no larger. **A range** holds if our mean is in it or as near "
         "to it, with a standard error of at most half the width of both. Outside, it does not hold where a two-sided "
-        f"t test at {_PERCENT} tells the two apart. A number can also fail because ours is better.",
+        f"t test at {_PERCENT} tells the two apart. A number may fail because ours is better.",
         "- **Ratios** are averaged and tested as logarithms. A bound decides only what lies beyond it.",
-        "- **A yes or no of every seed** holds if it is always yes, and does not hold if it is always no. A target "
-        "that only the paper's method reaches does not hold.",
+        "- **A yes or no of every seed** holds if always yes, and does not hold if always no. A target that only the "
+        "paper's method reaches does not hold.",
         f"- **“Not worse”** holds if the {100 - 100 * LEVEL:.0f} % interval of the difference is above "
         f"−{100 * MARGIN:g} point and not wholly below zero; it does not hold if the mean is at most "
         f"−{100 * MARGIN:g} point and the interval wholly below zero.",
