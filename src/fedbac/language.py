@@ -21,14 +21,14 @@ Precision = Literal["float32", "bfloat16"]
 
 
 class SmolLM2(Settings):
-    """SmolLM2-135M-Instruct, pretrained: reads tokens of its own vocabulary and tells the next ones. It is meant to be
-    frozen, under ``personalization=adapters``."""
+    """SmolLM2-135M-Instruct, pretrained, for tokens of its own vocabulary; meant to be frozen, under
+    ``personalization=adapters``."""
 
     kind: Literal["smollm2"] = "smollm2"
     reads_tokens: ClassVar[bool] = True
     pretrained: ClassVar[bool] = True
     weights: Precision = "float32"
-    """The precision of its weights; only frozen ones can be ``bfloat16``, which is for GPUs."""
+    """Precision of its weights; ``bfloat16`` is for frozen ones on GPUs."""
 
     def build(
         self, shape: tuple[int, ...], num_classes: int, tokens: int | None = None, every: bool = False

@@ -25,7 +25,7 @@ class LeNet5(Settings):
     kind: Literal["lenet5"] = "lenet5"
     reads_tokens: ClassVar[bool] = False
     width: Annotated[float, Field(gt=0, le=100)] | tuple[Width, Width, Width, Width] = 1.0
-    """A multiplier, or the four layer widths; 1.41 gives the paper's "HierFAVG 2×" with 123,825 weights (C.8)."""
+    """A multiplier, or the four layers' widths; 1.41 is the paper's "HierFAVG 2×" with 123,825 weights (C.8)."""
     activation: Literal["relu", "tanh"] = "relu"
     """Not given in the paper (C.7); the native kernel knows ReLU."""
     pooling: Literal["max", "average"] = "max"
@@ -56,7 +56,7 @@ class LeNet5(Settings):
 
 
 class Perceptron(Settings):
-    """A multi-layer perceptron on the flattened example; no hidden layer makes it a linear model."""
+    """A perceptron on the flattened example; linear without hidden layers."""
 
     kind: Literal["mlp"] = "mlp"
     reads_tokens: ClassVar[bool] = False
@@ -74,12 +74,12 @@ class Perceptron(Settings):
 
 
 class ResNet(Settings):
-    """ResNet-8 with group normalization, whose batches need no statistics: 77,850 weights for 3×32×32."""
+    """ResNet-8 with group normalization: 77,850 weights for 3×32×32."""
 
     kind: Literal["resnet"] = "resnet"
     reads_tokens: ClassVar[bool] = False
     width: Wide = 16
-    """Channels of the first of three blocks; the next ones have twice and four times as many."""
+    """Channels of the first of three blocks; the others have twice and four times as many."""
 
     def build(self, shape: Shape, num_classes: int, tokens: int | None = None, every: bool = False) -> nn.Module:
         """Return the network for images of this shape."""
@@ -100,7 +100,7 @@ class LSTM(Settings):
     width: Wide = 64
     """Of every layer."""
     layers: Layers = 2
-    """How many lie above each other."""
+    """Stacked layers."""
 
     def build(self, shape: Shape, num_classes: int, tokens: int | None = None, every: bool = False) -> nn.Module:
         """Return the network for sequences of this shape."""
@@ -119,9 +119,9 @@ class Transformer(Settings):
     width: Wide = 64
     """Of every layer."""
     layers: Layers = 2
-    """How many lie above each other."""
+    """Stacked layers."""
     heads: Annotated[int, Field(gt=0, le=100)] = 4
-    """Heads of attention, which divide the width."""
+    """Attention heads, which divide the width."""
 
     def build(self, shape: Shape, num_classes: int, tokens: int | None = None, every: bool = False) -> nn.Module:
         """Return the network for sequences of this shape."""

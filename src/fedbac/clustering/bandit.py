@@ -60,32 +60,32 @@ class LinUCBState(NamedTuple):
 
 
 class LinUCB(ByLoss):
-    """Every ``period`` rounds: context, reward, update of the current arm, then the arm of the highest bound,
+    """Every ``period`` rounds: context, reward, update of the current arm, then the arm with the highest bound,
     argmax_k θ̂_kᵀx + α √(xᵀ A_k⁻¹ x) (Eq. 8), where θ̂_k = A_k⁻¹ b_k, A_k = I + Σ x xᵀ and b_k = Σ r x (Eq. 10)."""
 
     kind: Literal["linucb"] = "linucb"
     num_clusters: Edges | None = None
     """K_max; one per edge when not given."""
     period: Rounds = 20
-    """τ_re, rounds between assignments. The paper's text says 20, its figures show 1 (C.21)."""
+    """τ_re, rounds between assignments: 20 in the paper's text, 1 in its figures (C.21)."""
     tau_norm: Rounds = 20
-    """The τ_re inside the third feature of Eq. 7, kept apart from the period (C.21)."""
+    """The τ_re in the third feature of Eq. 7, apart from the period (C.21)."""
     candidates: Candidates | None = None
-    """How many clusters an edge measures each time: its own, and others at random; all when null."""
+    """How many clusters an edge measures each time, its own and others at random; null: all."""
     ucb_alpha: NonNegative = 0.3
     """α_UCB of Eq. 8."""
     start_labels: Start = "round_robin"
-    """The first labels: one cluster after another, all in the first, or at random."""
+    """The first labels: in turn, all in one cluster, or at random."""
     tie: Literal["random", "lowest", "stay"] = "random"
     """Which of equally good arms; untouched arms tie (C.20)."""
     alternatives: Literal["all", "trained"] = "all"
-    """Which clusters count as the best alternative: all, or those that ever had a member (C.18)."""
+    """Which clusters can be the best alternative: all, or those that ever had a member (C.18)."""
     updates: Literal["snapshot", "sequential"] = "snapshot"
-    """Whether edges decide on the same cluster sizes, or each after the moves of those before it (C.25)."""
+    """Whether edges decide on the same cluster sizes, or each after earlier edges' moves (C.25)."""
     context_time: Literal["observe", "decision"] = "observe"
-    """Pair the reward with the context of the same moment (paper) or of the decision (C.23)."""
+    """Whether rewards pair with the context of their moment (paper) or of the decision (C.23)."""
     arm_features: Literal["shared", "per_arm"] = "shared"
-    """One context for all arms (paper), or each arm's own loss and size in its context (C.23)."""
+    """One context for all arms (paper), or one with each arm's loss and size (C.23)."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Forgetting factor of the ridge statistics; 1 never forgets (C.27)."""
 

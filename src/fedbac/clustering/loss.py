@@ -82,13 +82,13 @@ class Labelled(OneClusterFirst):
 
 
 class Fixed(Unlearned, Labelled):
-    """Labels chosen at the start and kept: no clustering (K = 1), or frozen singletons (K = M)."""
+    """Labels kept from the start: no clustering (K = 1), or frozen singletons (K = M)."""
 
     kind: Literal["fixed"] = "fixed"
     num_clusters: Edges | None = None
     """Number of clusters; one per edge when not given."""
     start_labels: Start = "round_robin"
-    """The first labels: one cluster after another, all in the first, or at random."""
+    """The first labels: in turn, all in one cluster, or at random."""
 
     def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Never due."""
@@ -144,11 +144,11 @@ class LowestLoss(Unlearned, ByLoss):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Move only if the best loss is below this share of the current one; 1 is the original IFCA, 0 never moves."""
     candidates: Candidates | None = None
-    """How many clusters an edge measures each time: its own, and others at random; all when null. With few, edges that
+    """How many clusters an edge measures each time, its own and others at random; null: all. With few, edges that
     belong together meet later, or never."""
     start_labels: FirstLabels = "round_robin"
-    """The first labels: one cluster after another, all in the first, at random, or by the lowest loss of initial
-    networks, which must start apart."""
+    """The first labels: in turn, all in one cluster, at random, or by the lowest loss of initial networks, which must
+    start apart."""
     empty_cluster: EmptyCluster = "keep"
     """What an edge finds in an empty cluster: the network left there, or a copy of its own (C.17)."""
 

@@ -48,35 +48,35 @@ class MergingState(NamedTuple):
 class Merging(OneClusterFirst):
     """Every so often: who fits whom (gaps), did merging help (gains), who merges, who leaves.
 
-    The gap g of clusters a and b is what a's edges would lose with the network of b, and b's with that of a. Its unit
-    is min(L_0 − L, L) of an edge's loss L, and a group's gap is the largest of any two in it. The two with the largest
-    expected gain merge, from their mean by data. A gain is how much better the cluster's network later is for an edge
-    than its own, before averaging; a ridge regression on x = (1, g) can only lower it below the prior (tolerance − g) /
-    4. An edge that leaves takes a copy of the network.
+    The gap g of clusters a and b is what a's edges would lose with b's network, and b's with a's, in units of min(L_0 −
+    L, L) for an edge's loss L; a group's gap is the largest of any two in it. The two with the largest expected gain
+    merge, from their mean by data. A gain is how much better the cluster's network later is for an edge than its own
+    before averaging; a ridge regression on x = (1, g) can only lower it below the prior (tolerance − g) / 4. An edge
+    that leaves takes a copy of the network.
     """
 
     kind: Literal["merging"] = "merging"
     reward_splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train", "validation")
-    """Where gains are measured. Training data flatter an edge's own network and validation data are few, so an edge
-    leaves only if both speak for it."""
+    """Where gains are measured. Training data flatter an edge's own network, validation data are few: an edge leaves
+    only if both say so."""
     period: Rounds = 5
-    """Rounds between measurements; doubles each time nobody moves."""
+    """Rounds between measurements; doubled whenever nobody moves."""
     tolerance: NonNegative = 0.25
-    """The gap at which merging is expected to neither help nor hurt."""
+    """The gap at which merging should neither help nor hurt."""
     move_cost: NonNegative = 0.01
     """Merge only if the expected gain is above this."""
     part_below: NonNegative = 0.05
-    """An edge leaves when its running gain falls below minus this; one edge of a cluster a time."""
+    """An edge leaves when its running gain is below minus this, one per cluster at a time."""
     discount: Annotated[float, Field(gt=0, lt=1)] = 0.7
     """Forgetting factor of everything learned, per look."""
     alone_steps: Annotated[int, Field(gt=0, le=1_000_000_000)] | None = None
-    """All edges begin in one cluster, and each goes on in its own for the last rounds, as many as a client needs for
-    this many batches, or later if averaging still serves them better. If not given, every edge starts in its own."""
+    """All edges begin in one cluster, and each continues in its own for as many last rounds as a client needs for this
+    many batches, or later if averaging still serves them better. Null: every edge starts in its own."""
     sides: Literal["mean", "larger"] = "mean"
-    """How the gaps that two clusters tell of each other become one. By the larger, a lie about losses makes mergers
-    rarer, never more."""
+    """How the gaps that two clusters tell of each other become one. With the larger, a lie about losses can only
+    prevent mergers."""
     untrained_loss: Positive | None = None
-    """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
+    """L_0, the loss of a network that knows nothing; default: ln(number of classes)."""
 
     def needs(self) -> frozenset[Query]:
         """Need the losses of the clusters in use, and of each edge's own network beside its cluster's."""

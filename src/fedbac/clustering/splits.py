@@ -26,26 +26,25 @@ class CosineState(NamedTuple):
 class CosineSplits(OneClusterFirst):
     """Start as one cluster; split one at rest whose members still pull apart.
 
-    A cluster splits if ‖mean_i Δ_i‖ < ε1, the mean by data as its network is averaged, and max_i ‖Δ_i‖ > ε2. The two
-    sides are those of complete linkage on the cosine of updates, which makes the largest similarity across small. Both
-    continue from the network of their parent.
+    A cluster splits if ‖mean_i Δ_i‖ < ε1, the mean by data, and max_i ‖Δ_i‖ > ε2. Complete linkage on the cosine of
+    updates makes the sides, so that the largest similarity across is small. Both continue from their parent's network.
     """
 
     kind: Literal["cosine_splits"] = "cosine_splits"
     asks: ClassVar[tuple[Query, ...]] = (Gram(),)
     epsilon_1: NonNegative = 0.4
-    """ε1: the cluster's mean update is below this; 0 never splits."""
+    """ε1, above the mean update; 0 never splits."""
     epsilon_2: NonNegative = 1.6
-    """ε2: some member's update is above this."""
+    """ε2, below some member's update."""
     thresholds: Literal["relative", "absolute"] = "relative"
-    """Whether ε1 and ε2 count in quarters of the first rounds' median largest update, since edges move less than
-    clients, or in plain norms as in the original."""
+    """Whether ε1 and ε2 are in quarters of the first rounds' median largest update, since edges move less than clients,
+    or plain norms, as in the original."""
     first_split: RoundsOrNone = 20
     """No split before this round."""
     min_members: Annotated[int, Field(ge=3, le=MAX_EDGES)] = 3
     """The smallest cluster that may split."""
     separation: NonNegative = 0.0
-    """γ: split only if √((1 − α)/2) is above this, α being the largest cosine across; 0 accepts all."""
+    """γ: split only if √((1 − α)/2) exceeds this, α being the largest cosine across; 0 accepts all."""
     max_clusters: Edges | None = None
     """No more clusters than this; one per edge when not given."""
 
@@ -126,26 +125,26 @@ class RewardsState(NamedTuple):
 
 
 class GaussianRewards(OneClusterFirst):
-    """Start as one cluster; split one when its members' shares in the rewards have come to rest and fall apart.
+    """Start as one cluster; split one whose members' shares in the rewards are at rest and fall apart.
 
-    Epoch s has the mean loss μ_s and the variance σ_s² over a cluster's members, by data. Member i is rewarded by r_i =
-    mean_s exp(−(ℓ_is − μ_s)² / 2σ_s²), and W_ij ← (1 − a) W_ij + a r_i / Σ_l r_l. With W scaled to [0, 1], the affinity
-    of i and j is exp(−γ‖W_i − W_j‖²) over all other members. Spectral clustering into 2 to 5 children is judged by the
-    score of Davies and Bouldin; all children continue from the network of their parent.
+    Epoch s has mean loss μ_s and variance σ_s² over a cluster's members, by data. Member i is rewarded by r_i = mean_s
+    exp(−(ℓ_is − μ_s)² / 2σ_s²), and W_ij ← (1 − a) W_ij + a r_i / Σ_l r_l. With W scaled to [0, 1], the affinity of i
+    and j is exp(−γ‖W_i − W_j‖²) over all other members. Spectral clustering into 2 to 5 children is judged by the score
+    of Davies and Bouldin; children continue from their parent's network.
 
-    Members part by their level of loss. As W is scaled by its own range, small differences that last suffice.
+    Members part by their level of loss; as W is scaled by its own range, small lasting differences suffice.
     """
 
     kind: Literal["gaussian_rewards"] = "gaussian_rewards"
     asks: ClassVar[tuple[Query, ...]] = (EPOCHS,)
     discount: Annotated[float, Field(gt=0, le=1)] | None = 0.2
-    """a: weight of the newest round in W; when null, as in the original, the share of members that reported."""
+    """a: weight of the newest round in W; null, as in the original: the share of members that reported."""
     gamma: Positive = 1.0
-    """γ: how fast affinity falls with distance. The original's 0.1 is for rows of a hundred clients."""
+    """γ: how fast affinity falls with distance. The original's 0.1 is for a hundred clients."""
     epsilon: Positive = 1e-4
     """W is at rest while its running mean square change is below this."""
     patience: Rounds | None = 5
-    """Rounds at rest before a cluster may split; when null, as many as members need to report once."""
+    """Rounds at rest before a split; null: as many as members need to report once."""
     separation: NonNegative = 1.0
     """Split only if the score of Davies and Bouldin is below this; 0 never splits."""
 

@@ -49,7 +49,7 @@ class _FromUpdates(Unlearned, OneClusterFirst):
     asks: ClassVar[tuple[Query, ...]] = (Gram(),)
     warmup: Rounds
     period: Rounds | None = None
-    """Rounds from one grouping to the next; null groups once."""
+    """Rounds between groupings; null groups once."""
 
     def ask(self, state: NoState, moment: Moment) -> Ask | None:
         """Ask when due."""
@@ -72,19 +72,18 @@ class _FromUpdates(Unlearned, OneClusterFirst):
 
 
 class Agglomerative(_FromUpdates):
-    """Join the members whose updates are closest, and then groups of them, until what is left is far apart.
-
-    The tree of joins is cut into a number of clusters, at a distance, or else where the next join is the largest
-    relative step, into at least 2 clusters of on average at least 2 members.
+    """Join the members whose updates are closest, then groups of them, until what is left is far apart. The tree of
+    joins is cut into a number of clusters, at a distance, or at the largest relative step, into at least 2 clusters
+    with a mean of at least 2 members.
     """
 
     kind: Literal["agglomerative"] = "agglomerative"
     warmup: Rounds = 10
-    """n0: the rounds with one cluster, after which members are grouped."""
+    """n0: the rounds before members are grouped."""
     metric: Literal["l2", "cosine"] = "l2"
     """The distance of two updates: Euclidean, or 1 − cosine."""
     linkage: Literal["ward", "complete", "average", "single"] | None = None
-    """The distance of two groups; by default ward for l2, average for cosine. Ward needs l2."""
+    """The distance of two groups; default: ward for l2, which it needs, average for cosine."""
     num_clusters: Edges | None = None
     """Cut the tree into this many clusters."""
     threshold: NonNegative | None = None
@@ -134,7 +133,7 @@ class KMeans(_FromUpdates):
 
     kind: Literal["kmeans"] = "kmeans"
     warmup: Rounds = 1
-    """r0: the rounds with one cluster, after which members are grouped."""
+    """r0: the rounds before members are grouped."""
     num_clusters: Edges | None = 5
     """Number of clusters; one per edge when null."""
 

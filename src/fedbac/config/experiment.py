@@ -59,19 +59,19 @@ class Task(Settings):
     """What is learned, from which data, spread how, with which network and local training."""
 
     dataset: DataName = "fashion-mnist-mini"
-    """Name of a data set (see: fedbac data list), an ``.npz`` file with ``x_train``, ``y_train``, ``x_test`` and
+    """A data set's name (see: fedbac data list), an ``.npz`` file with ``x_train``, ``y_train``, ``x_test``,
     ``y_test``, a function that returns them (``file.py:function``, ``package.module:function``), or the name of one
-    handed over in Python."""
+    given in Python."""
     data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of every class that is used at all; below 1 for a quick look."""
+    """Share of every class that is used."""
     num_edges: Edges = 10
-    """M: the number of edges."""
+    """M: edges."""
     clients_per_edge: (
         Annotated[int, Field(gt=0, le=MAX_CLIENTS)] | tuple[Annotated[int, Field(ge=0, le=MAX_CLIENTS)], ...]
     ) = 10
-    """N_m: clients at an edge; one number, or a list with one per edge."""
+    """N_m: clients of an edge; one number, or one per edge."""
     rounds: Rounds = 100
-    """T: the number of cloud rounds."""
+    """T: cloud rounds."""
     partition: Partition = Partition()
     """How the data are spread over edges and clients."""
     noise: Noise | None = None
@@ -79,18 +79,17 @@ class Task(Settings):
     augment: Augment | None = None
     """Random crops and flips; none by default (C.6)."""
     world: World | None = None
-    """Devices, links, dropout and deadlines of clients; none by default."""
+    """Simulated devices; none by default."""
     network: NetworkChoice = LeNet5()
     """The network; yours as ``file.py:name`` or ``package.module:name``."""
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
-    """Patterns of names of weights that never change, such as ``0.*``."""
+    """Weights that never change: patterns of names, such as ``0.*``."""
     loss: LossChoice = CrossEntropy()
-    """For classes (``cross_entropy``), numbers (``squared_error``), or tokens (``next_token``); yours as
-    ``file.py:name`` or ``package.module:name``."""
+    """For classes (``cross_entropy``), numbers (``squared_error``) or tokens (``next_token``); yours like a network."""
     training: Training = Training()
     """How clients train."""
     targets: Annotated[tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(max_length=100)] = (0.5, 0.6, 0.7, 0.8)
-    """Accuracies for which rounds and bytes to reach them are reported."""
+    """Accuracies; reported are the rounds and bytes to reach them."""
 
     def clients(self) -> tuple[int, ...]:
         """Return N_m for every edge."""
@@ -216,15 +215,15 @@ class Evaluation(Settings):
     """How a run is judged (C.13, C.14, C.33, C.37)."""
 
     point: Literal["pre_reassign", "post_reassign", "edge_model"] = "pre_reassign"
-    """Accuracy after cloud aggregation with the round's labels, with the new ones, or of edges' averages before the
-    cloud's (C.14)."""
+    """Accuracy after the cloud's average with the round's labels or the new ones, or before it, of edges' averages
+    (C.14)."""
     last_rounds: Rounds = 10
-    """The final accuracy is the mean over this many last rounds."""
+    """The last rounds, whose mean is the final accuracy."""
     target_patience: Rounds = 3
-    """A target is reached in the first of this many consecutive rounds at or above it."""
+    """Consecutive rounds at or above a target, of which the first reaches it."""
     global_every: Rounds = 1
-    """``accuracy_global``, of each cluster's model on all test data, is measured once in this many rounds, and in the
-    last."""
+    """Rounds between measurements of ``accuracy_global``, of each cluster's model on all test data; the last has
+    one."""
 
 
 class Experiment(Settings, defer_build=True):
@@ -597,30 +596,30 @@ def _unanswerable(method: Method) -> Iterator[str]:
 
 
 class Runtime(Settings):
-    """Where and how the work is done. None of it changes what is computed, but for rounding and dropout's own draws."""
+    """Where and how the work is done. It changes no numbers but by rounding and dropout's own draws."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto`` takes a GPU if there is one."""
     workers: Annotated[int, Field(gt=0, le=1024)] | None = None
-    """Threads or processes on the CPU; one per core when not given."""
+    """Threads or processes on the CPU; default: one per core."""
     memory_gib: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
-    """Memory for the clients trained at once, which Ray's edges share; by default a quarter of what is free, on a CPU
-    at most half a GiB per core."""
+    """Memory for clients trained at once, shared by Ray's edges; default: a quarter of what is free, on a CPU at most
+    half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """Our kernels (``native``, CPU and GPU) where they know the network, else torch; or one by name."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """Of torch's products on a GPU (``torch-vmap-cuda``). ``tf32`` and ``bf16`` round more coarsely, in sums of no
-    fixed order: a repeated run differs in its last bits. Our kernels, CPUs and measurements stay in float32."""
+    """Of torch's products on a GPU (``torch-vmap-cuda``). ``tf32`` and ``bf16`` round more coarsely, and repeated runs
+    differ in their last bits. Our kernels, CPUs and measurements stay in float32."""
     engine: Literal["simulator", "ray", "federation"] = "simulator"
-    """All edges in this process, or every edge an actor of Ray; ``federation`` is for runs of ``fedbac cloud``."""
+    """All edges in this process, or each an actor of Ray; ``federation`` is for ``fedbac cloud``."""
     address: str | None = None
-    """The Ray cluster to join (``auto``: this machine's); a local one when not given."""
+    """The Ray cluster to join (``auto``: this machine's); default: a local one."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None
-    """Where rounds are also shown as they finish."""
+    """Where rounds are also logged."""
     keep_last: Annotated[int, Field(ge=2, le=1_000_000)] = 2
-    """How many of the newest checkpoints stay."""
+    """Newest checkpoints to keep."""
     keep_every: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """The checkpoint of every so many rounds stays too, for ``fedbac verify``."""
+    """Rounds between checkpoints that stay, for ``fedbac verify``."""
     mixed: Literal["allow", "refuse", "replay"] = "allow"
-    """If other code, torch, numpy, trainer or processor resumes a run: warn, refuse, or replay the last saved round and
-    go on only if it has the same bits."""
+    """If other code, torch, numpy, trainer or processor resumes a run: warn, refuse, or continue only if the replayed
+    last round has the same bits."""

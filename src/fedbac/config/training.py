@@ -16,15 +16,15 @@ class Sgd(Settings):
 
 
 class AdamW(Settings):
-    """Adam with decoupled weight decay, as in PyTorch. Its state is reset in every phase of a client's training."""
+    """Adam with decoupled weight decay, as in PyTorch; reset in every phase of a client's training."""
 
     kind: Literal["adamw"] = "adamw"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """β₁: what is kept in a step of the mean gradient."""
+    """β₁."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """β₂: what is kept in a step of the mean squared gradient."""
+    """β₂."""
     epsilon: Positive = 1e-8
-    """ε: added to the root of the mean squared gradient."""
+    """ε."""
 
 
 OptimizerChoice = Annotated[Sgd | AdamW, Field(discriminator="kind"), BareKind]
@@ -38,7 +38,7 @@ class Training(Settings):
     batch_size: Annotated[int, Field(gt=0, le=1_000_000)] = 32
     """Not given in the paper (C.1)."""
     drop_last: bool = False
-    """Leave out a last batch that is not full, unless it is the only one."""
+    """Leave out a last batch that is not full, unless it is the only."""
     learning_rate: Positive = 0.01
     """η of the first round; with a warm-up, of the first round after it."""
     schedule: Literal["exponential", "constant", "cosine"] = "exponential"
@@ -46,7 +46,7 @@ class Training(Settings):
     learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
     """η_t = η · decay^(t−1), constant within a round (C.5)."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of ``cosine``: the share of η reached in the round after the last."""
+    """Of ``cosine``: the share of η left after the last round."""
     warmup_rounds: RoundsOrNone = 0
     """W: η_t = η · t/(W+1) in the first W rounds, before the schedule begins."""
     optimizer: OptimizerChoice = Sgd()
@@ -54,13 +54,13 @@ class Training(Settings):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD, as in PyTorch."""
     momentum_state: Literal["reset", "persist"] = "reset"
-    """A fresh optimizer every round, or a momentum buffer that each client keeps (C.2)."""
+    """Whether momentum starts afresh every round or stays with its client (C.2)."""
     weight_decay: NonNegative = 5e-4
-    """Weight decay of the optimizer, on every network."""
+    """On every network."""
     clip_norm: Positive | None = 1.0
     """Largest norm of a gradient; null does not clip."""
     clip_scope: Literal["per_network", "joint"] = "per_network"
-    """Clip each network by its own norm, or by one norm over all that are trained (C.3)."""
+    """Clip each network by its own norm, or all by one (C.3)."""
 
     @model_validator(mode="after")
     def _keeps_what_it_can(self) -> "Training":

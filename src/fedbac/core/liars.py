@@ -31,21 +31,18 @@ AT_START = ("label_flip", "examples")
 
 
 class Liars(Settings):
-    """Who lies, and how. Liars know what honest clients of their edge have learned; an edge knows what all of its have.
-
-    What each attack says: docs/liars.md.
-    """
+    """Who lies, and how (docs/liars.md)."""
 
     attack: Attack = "sign_flip"
     """What liars do."""
     clients: Share | Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CLIENTS)], ...], Field(max_length=10_000)] = ()
-    """Numbers of the clients that lie, or the share of every edge's clients, drawn by the seed."""
+    """Numbers of the clients that lie, or a share of every edge's, drawn by the seed."""
     edges: Share | Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_EDGES)], ...], Field(max_length=10_000)] = ()
-    """Numbers of the edges that lie about all they say, or their share, drawn by the seed."""
+    """Numbers of the edges that lie about all they say, or a share, drawn by the seed."""
     from_round: Rounds = 1
-    """The first round in which they do."""
+    """The first round with lies."""
     strength: NonNegative | None = None
-    """s; when not given 1, of ``alie`` 1.5, ``ipm`` 2, ``losses`` 10, and ``examples`` a million."""
+    """s; default: 1, of ``alie`` 1.5, ``ipm`` 2, ``losses`` 10, ``examples`` a million."""
     target: Annotated[int, Field(ge=0, lt=1_000_000)] = 0
     """The class of ``backdoor``."""
 

@@ -35,33 +35,33 @@ class Profile(NamedTuple):
 
 
 class World(Settings):
-    """Clients as devices: speeds and bandwidths drawn once for each, and what happens to them in a round. A quantity of
-    a client is its median times e^(spread · z), z drawn from a normal distribution by the seed."""
+    """Clients as devices. A client's speed and bandwidths, drawn once by the seed, are the median times e^(spread · z)
+    with a standard normal z."""
 
     examples_per_second: Positive = 1000.0
     """Median speed of training."""
     speed_spread: NonNegative = 0.5
-    """0 makes all equal; 0.5 makes the fastest of ten about five times as fast as the slowest."""
+    """0: all equal; 0.5: the fastest of ten is about five times as fast as the slowest."""
     megabits_down: Positive = 20.0
     """Median bandwidth from edge to client."""
     megabits_up: Positive = 5.0
     """Median bandwidth from client to edge."""
     bandwidth_spread: NonNegative = 0.5
-    """The same of both bandwidths."""
+    """Of both bandwidths."""
     megabits_cloud: Positive = 1000.0
-    """Bandwidth between every edge and the cloud."""
+    """Bandwidth between edge and cloud."""
     stragglers: Share = 0.0
-    """Chance of a client to be a straggler, all through the run."""
+    """Chance of a client to be a straggler, for the whole run."""
     slowdown: Annotated[float, Field(ge=1, le=1_000_000)] = 10.0
     """How many times as long a straggler trains."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Chance of a client to be there in a round; one always is."""
+    """Chance of a client to be there in a round; one is."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the selected clients that drop out while they train; one stays."""
     deadline: Positive | None = None
-    """Seconds that an edge waits for updates; the fastest always counts."""
+    """Seconds an edge waits for updates; the fastest counts."""
     over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
-    """Select this many times as many clients, the others at random; the first to finish count."""
+    """Select this many times as many clients, the spare ones at random; the first to finish count."""
     liars: Liars | None = None
     """Clients or edges that lie on purpose; none by default."""
 

@@ -14,7 +14,7 @@ class Augment(Settings):
     """Shift every image by up to ``crop_padding`` pixels each way, and mirror half of them."""
 
     crop_padding: Annotated[int, Field(ge=0, le=127)] = 4
-    """Zero pixels added on each side before a random cut of the image's size."""
+    """Zero pixels added on each side before a random cut."""
     flip: bool = True
     """Mirror an image left to right with probability 1/2."""
 

@@ -36,19 +36,19 @@ class Partition(Settings):
     dirichlet_client: Concentration = 0.5
     """α_client: the smaller, the more the clients of one edge differ."""
     edge_distributions: Edges | None = None
-    """Draw only this many class mixes, and give edge m the mix m mod this number; one per edge when not given."""
+    """Draw only this many class mixes, of which edge m has number m mod this many; default: one per edge."""
     test_allocation: Literal["largest_remainder", "multinomial"] = "largest_remainder"
-    """How the test set follows the edges' proportions (C.12): rounded, or drawn at random."""
+    """Whether shares of the test set are rounded or drawn (C.12)."""
     min_client_samples: Examples = 2
-    """Fewest training examples of a client, those for validation included (C.11)."""
+    """Fewest training examples of a client, with those for validation (C.11)."""
     min_edge_test: Examples = 50
     """Fewest test examples of an edge (C.11)."""
     max_attempts: Annotated[int, Field(gt=0, le=10_000)] = 100
     """How often to draw again until both minimums hold (C.11)."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of each client's training examples kept apart for validation, rounded down."""
+    """Share of each client's training examples kept for validation, rounded down."""
     natural: bool = False
-    """Leave examples with the data set's own edges and clients; of the settings here only validation_fraction counts.
+    """Keep the data set's own edges and clients; of these settings only validation_fraction counts.
     """
 
 

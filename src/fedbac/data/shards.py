@@ -84,13 +84,13 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Noise(Settings):
-    """Labels replaced by ones drawn uniformly from all classes, at a share of the clients of every edge. Validation
-    labels are hit too; test data stay clean."""
+    """Labels drawn anew, uniformly from all classes, at a share of every edge's clients. Validation labels are hit too,
+    test data not."""
 
     clients: Share = 0.4
-    """Share of the clients of every edge that are noisy, rounded."""
+    """Share of every edge's clients that are noisy, rounded."""
     labels: Share = 1.0
-    """Probability that a label of a noisy client is drawn again; the draw may hit the true class."""
+    """Chance that a noisy client's label is drawn anew, perhaps the true one."""
 
 
 def add_noise(dataset: Dataset, shards: Shards, noise: Noise, seed: int) -> tuple[Dataset, Shards]:

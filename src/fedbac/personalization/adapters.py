@@ -16,25 +16,25 @@ Patterns = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1000)],
 
 
 class Adapters(SameForAll):
-    """W = W0 + (α/r)·Σ_o B_o A_o in chosen linear layers: W0 is frozen, and each owner o trains a product of its own.
+    """W = W0 + (α/r)·Σ_o B_o A_o in chosen linear layers: W0 is frozen, and each owner o trains its product.
 
-    With the owners ``cloud`` and ``cluster`` this is Eq. 2 on weights: W0 + global + cluster. All products start at
-    zero, so training starts from W0.
+    With the owners ``cloud`` and ``cluster`` this is Eq. 2 on weights. Products start at zero, so training starts from
+    W0.
     """
 
     kind: Literal["adapters"] = "adapters"
     owners: Annotated[tuple[Scope, ...], Field(max_length=4)] = ("cloud", "cluster")
-    """Whose products are added: any of ``cloud``, ``cluster``, ``edge`` and ``client``."""
+    """Any of ``cloud``, ``cluster``, ``edge`` and ``client``."""
     target: Patterns = ("*",)
-    """Patterns on the names of the linear layers that have adapters, such as ``*.q_proj``."""
+    """The linear layers that have adapters: patterns of names, such as ``*.q_proj``."""
     rank: Annotated[int, Field(ge=1, le=10_000)] = 8
     """r: rows of A and columns of B."""
     alpha: Positive = 16.0
-    """α: products are multiplied by α/r."""
+    """α."""
     train: Literal["both", "b"] = "both"
-    """A and B; or B alone under one frozen A, so that means of clients' products are exact (FFA-LoRA)."""
+    """A and B; or B under one frozen A, so that means of products are exact (FFA-LoRA)."""
     whole: Annotated[Mapping[Scope, Patterns], Field(max_length=4)] = Field(default_factory=dict)
-    """Weights of the network itself that are trained too, by owner: patterns on their names, such as ``head.*``."""
+    """Weights of the network that are trained too, by owner: patterns of names, such as ``head.*``."""
     taught: bool = False
     """Whether clients also learn from the teachers of a sharing policy."""
     terms: ClassVar[tuple[str, ...]] = ("model",)

@@ -48,9 +48,9 @@ def _gradient(started_C: Parts, trained_C: Parts, run: LocalRun, names: Params) 
 class ControlVariates(_Corrected):
     """Clients train by ∇F_i + c − c_i: c_i is their mean gradient when they trained last, c the mean of all c_i.
 
-    Option II of SCAFFOLD: c_i⁺ = c_i − c + (x − y_i)/(Kη), where Kη is how far a gradient of 1 goes in K steps, with
-    momentum too. A client sends c + s·(c_i⁺ − c_i), s being the share of all examples with those who train, so c stays
-    the mean of all c_i.
+    Option II of SCAFFOLD: c_i⁺ = c_i − c + (x − y_i)/(Kη), where Kη is how far a gradient of 1 goes in K steps,
+    momentum included. A client sends c + s·(c_i⁺ − c_i), s being the share of examples that train, so c stays the mean
+    of all c_i.
     """
 
     kind: Literal["control_variates"] = "control_variates"
@@ -77,14 +77,13 @@ class ControlVariates(_Corrected):
 class GroupCorrections(_Corrected):
     """Clients train by ∇F_i + z_i + y_j: z_i leads them to the gradient of their edge, y_j the edge to that of all.
 
-    Of a training let g_i be the mean gradient of a client, corrections included, g_j its mean over the edge's clients,
-    and g the mean over edges of the mean g_j of a round's edge rounds. Then after every edge round
-    z_i ← z_i + g_j − g_i, and after every round y_j ← y_j + g − g_j and z_i ← 0. With as many steps everywhere that is
-    z_i ← z_i + (x_i − x̄_j)/(Hγ) and y_j ← y_j + (x̄_j − x̄)/(HEγ) of MTGC.
+    Let g_i be a client's mean gradient in a training, corrections included, g_j its mean over the edge's clients, and g
+    the mean over edges of a round's mean g_j. Then after every edge round z_i ← z_i + g_j − g_i, and after every round
+    y_j ← y_j + g − g_j and z_i ← 0. With equal numbers of steps these are z_i ← z_i + (x_i − x̄_j)/(Hγ) and y_j ← y_j +
+    (x̄_j − x̄)/(HEγ) of MTGC.
 
-    The cloud has the sum so far of a round's g_j/E, and at the end g; the edge y_j less that sum, so that both together
-    are y_j at any time. A client knows g_j by what has been added to the sum since. One that did not take part in the
-    edge round before has z_i = 0.
+    The cloud has the sum so far of a round's g_j/E, and at the end g; the edge y_j less that sum, so both together are
+    y_j at any time. A client knows g_j by what was added to the sum. One absent from the last edge round has z_i = 0.
     """
 
     kind: Literal["group_corrections"] = "group_corrections"
@@ -136,15 +135,14 @@ def _number(run: LocalRun) -> int:
 
 
 class DynamicPull(_Corrected):
-    """Clients train by ∇F_i − h_i + α·(θ − θ^t) from the θ^t that they received; then h_i ← h_i − α·(θ_i − θ^t).
-
-    The clients of FedDyn. Its server takes a step of its own, which ``method.step`` says.
+    """Clients train by ∇F_i − h_i + α·(θ − θ^t) from the θ^t received; then h_i ← h_i − α·(θ_i − θ^t). These are
+    FedDyn's clients; its server is ``method.step=dynamic``.
     """
 
     kind: Literal["dynamic_pull"] = "dynamic_pull"
     parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global"), "own": Part("client", ())}
     alpha: NonNegative = 0.01
-    """α: how strongly clients are pulled to the network they received, as part of the gradient that is clipped."""
+    """α: strength of the pull, which is clipped with the gradient."""
 
     def phases(self) -> tuple[Phase, ...]:
         """Train the network, held back."""

@@ -42,7 +42,7 @@ class Shared(SameForAll):
     parts: ClassVar[Mapping[str, Part]] = {"global": Part("cloud", "global")}
     terms: ClassVar[tuple[str, ...]] = ("global",)
     proximal: NonNegative = 0.0
-    """μ of FedProx: clients' loss has (μ/2)‖w − w^t‖², w^t being the network they received."""
+    """μ of FedProx: the loss has (μ/2)‖w − w^t‖², w^t being the network received."""
 
     def phases(self) -> tuple[Phase, ...]:
         """Train it."""
@@ -50,13 +50,13 @@ class Shared(SameForAll):
 
 
 class PerCluster(Settings):
-    """What predicts belongs to the cluster and is averaged within it only: isolated clusters, as in IFCA."""
+    """What predicts is averaged within its cluster only, as in IFCA."""
 
     kind: Literal["per_cluster"] = "per_cluster"
     networks: Literal[1, 2] = 1
-    """One network per cluster, or the sum of two that are trained at once."""
+    """One network per cluster, or the sum of two, trained at once."""
     cluster_init: ClusterInit = "shared"
-    """Equal or independent initial cluster networks (C.16); the original IFCA uses distinct ones."""
+    """Equal or independent initial cluster networks (C.16); the original IFCA's are distinct."""
     taught: bool = False
     """Whether clients also learn from the teachers of a sharing policy."""
 
@@ -85,9 +85,7 @@ class PerCluster(Settings):
 
 
 class Directed(SameForAll):
-    """The network of the cluster, whose clients keep near the direction of the one that they received: they learn
-    L(θ) − λ·cos(θ, θ^t).
-    """
+    """The cluster's network; clients keep near the direction of what they received: they learn L(θ) − λ·cos(θ, θ^t)."""
 
     kind: Literal["directed"] = "directed"
     parts: ClassVar[Mapping[str, Part]] = {"cluster": Part("cluster", "cluster")}
@@ -118,13 +116,13 @@ class Additive(Settings):
     l2_cluster: NonNegative = 0.001
     """λ, the additional L2 on Θ_k."""
     l2_form: Literal["decay", "loss"] = "decay"
-    """λΘ_k as weight decay of the optimizer, or as the gradient of (λ/2)‖Θ_k‖² inside the clipped loss (C.4)."""
+    """λΘ_k as weight decay, or as the gradient of (λ/2)‖Θ_k‖² inside the clipped loss (C.4)."""
     cluster_init: ClusterInit = "shared"
     """Equal or independent initial cluster networks (C.16)."""
     residual_init: Literal["independent", "zero_last_layer"] = "independent"
-    """How f starts: with random weights other than h's, or an output of zero (C.15)."""
+    """How f starts: with weights of its own, or an output of zero (C.15)."""
     order: Literal["joint", "alternate"] = "joint"
-    """Both are trained at once; or first f for all epochs with h frozen, then h with f frozen."""
+    """Both at once; or first f for all epochs with h frozen, then the reverse."""
 
     def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
         """Return network 0 as h, and networks 1, 2, … as the f_k."""

@@ -36,20 +36,20 @@ class _Beside(SameForAll):
 class Personal(_Beside):
     """w is trained and averaged as if alone; v stays with its owner, learns L(v) + (λ/2)‖v − w^t‖² and predicts.
 
-    w^t is what the client received. Both begin as the same network and see the same batches; the pull is not clipped.
+    w^t is what the client received. Both start equal and see the same batches; the pull is not clipped.
     """
 
     kind: Literal["personal"] = "personal"
     owner: Literal["client", "edge"] = "client"
     """Whose v is; an edge's is averaged over its clients."""
     strength: NonNegative = 1.0
-    """λ; 0 is purely local training. Steps are stable while learning rate times λ stays well below 2."""
+    """λ; 0 is purely local training. Steps are stable while learning rate times λ is well below 2."""
     epochs: Epochs | None = None
-    """Passes over the data to train v; default: as many as for w."""
+    """Passes over the data for v; default: w's."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Of SGD on v; the task's when not given, and 0 in the original."""
+    """Of SGD on v; default: the task's. The original's is 0."""
     unseen: Literal["global", "init"] = "global"
-    """v until its owner first trains: the network for all, or the initial one."""
+    """v until its owner first trains: the network for all, or the first."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -66,20 +66,20 @@ class Personal(_Beside):
 
 class Interpolated(_Beside):
     """w is trained and averaged as if alone. v stays with its owner; v̄ = α·v + (1 − α)·w predicts, and in every local
-    step v learns through it, from the batch that w sees: w ← w − η·∇L(w), v ← v − η·α·∇L(v̄).
+    step v learns through it, from w's batch: w ← w − η·∇L(w), v ← v − η·α·∇L(v̄).
 
     When models are judged, w in the blend is the newest.
     """
 
     kind: Literal["interpolated"] = "interpolated"
     owner: Literal["client", "edge"] = "client"
-    """Whose v and α are; an edge's are averaged over its clients."""
+    """Whose v and α are; an edge's are averages of its clients'."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """α at the start: 0 predicts with w, 1 with v alone."""
+    """α at the start: 0 predicts with w, 1 with v."""
     adaptive: bool = True
     """Whether α learns, in every step: α ← α − η_α·⟨v − w, ∇L(v̄)⟩ within 0 and 1."""
     alpha_rate: Positive | None = None
-    """η_α; the learning rate of the round when not given."""
+    """η_α; default: the round's learning rate."""
     epochs: Epochs | None = None
     """Passes over the data; default: the task's."""
 
@@ -124,21 +124,21 @@ class Interpolated(_Beside):
 
 
 class MoreauEnvelope(_Beside):
-    """On every batch, θ takes K steps of rate η_θ towards the minimum of L(θ) + (λ/2)‖θ − w‖², and then
-    w ← w − η·λ·(w − θ). θ begins each training as w, goes on from batch to batch, and predicts; w is averaged.
+    """On every batch, θ takes K steps of rate η_θ down L(θ) + (λ/2)‖θ − w‖², then w ← w − η·λ·(w − θ). θ begins each
+    training as w, continues from batch to batch, and predicts; w is averaged.
     """
 
     kind: Literal["moreau_envelope"] = "moreau_envelope"
     owner: Literal["client", "edge"] = "client"
-    """Whose θ is; an edge's is averaged over its clients."""
+    """Whose θ is; an edge's is the average of its clients'."""
     strength: Positive = 15.0
-    """λ. Steps are stable as long as η_θ·λ stays below 2 and the learning rate times λ below 1."""
+    """λ. Steps are stable while η_θ·λ is below 2 and the learning rate times λ below 1."""
     inner_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    """K, each with a gradient of its own on the same batch."""
+    """K, each with its own gradient on the same batch."""
     inner_rate: Positive = 0.09
     """η_θ."""
     mixing: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """β: the new w is (1 − β) times what clients received plus β times their mean."""
+    """β: the new w is (1 − β) times the old one plus β times clients' mean."""
     epochs: Epochs | None = None
     """Passes over the data; default: the task's."""
 
@@ -180,26 +180,26 @@ ROUNDING = 1e-6
 
 
 class AdaptiveStart(Settings):
-    """v is what its owner trained last, w the mean of all. Training starts from v + W ⊙ (w − v) in the top layers and
-    from w in the others, and so does the prediction; what is trained becomes the new v, and its mean the new w.
+    """v is what its owner trained last, w the mean of all. Training and prediction start from v + W ⊙ (w − v) in the
+    top layers, from w in the others; what is trained becomes the new v, and its mean the new w.
 
-    W begins at 1 and stays between 0 and 1. Before training, clients go through a share of their examples, and on every
-    batch W ← W − η_W · ∇L ⊙ (w − v): one pass each time, and the first time until the losses settle.
+    W begins at 1 and stays between 0 and 1. Before training, clients go through a share of their examples with W ← W −
+    η_W · ∇L ⊙ (w − v) on every batch: one pass, the first time until losses settle.
     """
 
     kind: Literal["adaptive_start"] = "adaptive_start"
     owner: Literal["client", "edge"] = "edge"
-    """Whose v and W are; an edge's are averaged over its clients."""
+    """Whose v and W are; an edge's are averages of its clients'."""
     top_layers: NumLayers = 1
     """How many of the last layers have a W."""
     mix_rate: NonNegative = 1.0
     """η_W; with 0 all start from w."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """s: share of a client's examples, drawn every round, that W learns from."""
+    """s: share of examples, drawn every round, from which W learns."""
     settled: NonNegative = 0.1
-    """The first time W learns until the losses of ten passes have a smaller standard deviation."""
+    """The first time, W learns until ten passes' losses have a smaller standard deviation."""
     first_passes: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """Most passes of the first time."""
+    """At most this many passes then."""
     terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property

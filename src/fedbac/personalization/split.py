@@ -29,15 +29,15 @@ class PersonalHead(_Headed):
 
     kind: Literal["personal_head"] = "personal_head"
     owner: Literal["edge", "cluster", "client"] = "edge"
-    """Who owns the head: each edge, cluster or client."""
+    """Who owns the head."""
     head_layers: NumLayers = 1
-    """How many of the last layers the head has; a network needs at least one more."""
+    """How many of the last layers the head has; the body needs one."""
     order: Literal["together", "head_first"] = "together"
     """All layers at once; or first the head with the body frozen, then the reverse."""
     head_epochs: Epochs | None = None
-    """Passes over the data for the head, if it comes first; default: the task's."""
+    """Passes over the data for a head that comes first; default: the task's."""
     body_epochs: Epochs | None = None
-    """Passes over the data for the body, if the head comes first; default: the task's."""
+    """The same for the body."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -52,16 +52,16 @@ class PersonalHead(_Headed):
 
 
 class LateHead(_Headed):
-    """One network per cluster, of which only the body learns under a head that stays random; at the end all layers.
+    """One network per cluster: the body learns under a random head, at the end all layers.
 
-    With a cluster per member and ``sharing=mean_then_apart`` this is FedBABU.
+    With a cluster per member and ``sharing=mean_then_apart``: FedBABU.
     """
 
     kind: Literal["late_head"] = "late_head"
     head_layers: NumLayers = 1
-    """How many of the last layers the head has; a network needs at least one more."""
+    """How many of the last layers the head has; the body needs one."""
     last: Rounds = 10
-    """F: the head learns only in this many last rounds."""
+    """F: last rounds in which the head learns."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -80,21 +80,21 @@ LEAST = 1e-6
 
 
 class TwoHeads(Settings):
-    """The prediction is g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
+    """It predicts g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
 
-    Phase 1 trains p by the plain loss of the sum, with φ and g as received. Phase 2 trains φ and g by the balanced
-    softmax: with ln(share of the class among the client's examples) added to the logits of g.
+    First p learns by the plain loss of the sum, then φ and g by the balanced softmax: ln(share of the class among the
+    client's examples) is added to g's logits.
     """
 
     kind: Literal["two_heads"] = "two_heads"
     owner: Literal["edge", "client"] = "edge"
-    """Who owns p: each edge, or each client."""
+    """Who owns p."""
     head_layers: NumLayers = 1
-    """How many of the last layers a head has; a network needs at least one more."""
+    """How many of the last layers the head has; the body needs one."""
     balanced: bool = True
-    """Whether g is trained by the balanced softmax, or by the plain one."""
+    """Balanced softmax for g, or the plain one."""
     head_epochs: Epochs | None = None
-    """Passes over the data to train p; default: as many as for φ and g."""
+    """Passes over the data for p; default: those for φ and g."""
     terms: ClassVar[tuple[str, ...]] = ("generic", "personal")
 
     @property

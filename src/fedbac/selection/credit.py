@@ -52,11 +52,11 @@ class Credited(Selection):
     """What policies have in common that give credit."""
 
     least_share: Annotated[float, Field(ge=0, le=1)] = 0.25
-    """Share of the reference client's learning that a sound client shows at least."""
+    """Least share of the reference client's learning that is sound."""
     discount: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Forgetting factor of a client's own credit, each time it is judged."""
+    """Forgetting factor of a client's credit, per judgement."""
     untrained_loss: Positive | None = None
-    """L_0, the loss of a network that knows nothing; ln(number of classes) when not given."""
+    """L_0, the loss of a network that knows nothing; default: ln(number of classes)."""
 
     def trusted(self, state: "SoundState | CreditState") -> BoolArray:
         """Those that never failed, or passed more often."""
@@ -99,7 +99,7 @@ class Sound(Credited):
     kind: Literal["sound"] = "sound"
     asks: ClassVar[Ask] = Ask(after=(TRAINING,))
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """p: at most this share of an edge's clients trains, drawn from the sound ones."""
+    """p: the largest share of an edge's clients that train, drawn from the sound ones."""
 
     def init(self, num_members: int) -> SoundState:
         """Neither passed nor failed."""
@@ -126,17 +126,17 @@ class Sound(Credited):
 class CreditThompson(Credited):
     """The paper's Thompson sampling among clients that are sound: p̃_i > 1/2, with p̃_i ~ Beta(1 + passes, 1 + fails).
 
-    A client that trains passes if it learned at least ``least_share`` of what the reference client of its edge (the
-    upper quartile) learned, L_0 − loss: wrong labels cannot be learned in a few epochs, rare classes can. Nobody is
-    judged while the reference is below half a nat, nor clients with less than half of the edge's mean number of
-    examples. Gaps are measured on clients that never failed, or passed more often. Where nobody fails this is the
-    paper's sampling, draw for draw.
+    A client that trains passes if it learned at least ``least_share`` of what its edge's reference client (the upper
+    quartile) learned, L_0 − loss: rare classes can be learned in a few epochs, wrong labels cannot. Nobody is judged
+    while the reference is below half a nat, nor with less than half of the edge's mean number of examples. Gaps are
+    measured on clients that never failed, or passed more often. If nobody fails, this is the paper's sampling, draw for
+    draw.
     """
 
     kind: Literal["credit_thompson"] = "credit_thompson"
     fraction: Fraction = 0.8
     shared: Thompson = Thompson()
-    """Sampling by the shared reward, which ranks the sound ones; its fraction is not used."""
+    """Ranks the sound ones, by the shared reward; its fraction is not used."""
 
     def needs(self) -> frozenset[Query]:
         """Need the shared reward, and the loss with which each client trained."""

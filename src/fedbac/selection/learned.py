@@ -40,7 +40,7 @@ class LossUCBState(NamedTuple):
 
 
 class LossUCB(Selection):
-    """Take the B largest of n_i · (L_i / N_i + √(2 σ² ln T / N_i)); clients that were never selected come first."""
+    """Take the B largest of n_i · (L_i / N_i + √(2 σ² ln T / N_i)); new clients come first."""
 
     kind: Literal["ucb_cs"] = "ucb_cs"
     asks: ClassVar[Ask] = Ask(after=(LOSS, SQUARE))
@@ -102,11 +102,11 @@ class LatencyUCB(Selection):
     asks: ClassVar[Ask] = Ask(after=(SECONDS,))
     fraction: Fraction = 0.8
     longest: Positive | None = None
-    """τ_max in seconds; by default that expected of the edge's slowest client."""
+    """τ_max in seconds; default: that expected of the edge's slowest client."""
     fairness: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """β: how much a client's arrears count; 0 is CS-UCB."""
+    """β: how much arrears count; 0 is CS-UCB."""
     target_share: Share = 0.5
-    """Share of an equal turn, B / N, owed to every client; used where fairness is above 0."""
+    """Share of an equal turn, B / N, owed to every client, with fairness."""
 
     def init(self, num_members: int) -> LatencyUCBState:
         """Nobody has been selected."""
@@ -156,18 +156,18 @@ class COCSState(NamedTuple):
 
 
 class COCS(Selection):
-    """Explore clients that were seen too seldom in their cell, then take those whose updates arrive most often.
+    """Explore clients seen too seldom in their cell, then take those whose updates arrive most often.
 
-    The context of a client is its downlink and its speed, on the scale of its edge. A client is explored while it was
-    selected at most K(t) = explore_scale · t^(2/5) · ln t times in its cell.
+    A client's context is its downlink and speed, on its edge's scale. It is explored until selected more than K(t) =
+    explore_scale · t^(2/5) · ln t times in its cell.
     """
 
     kind: Literal["cocs"] = "cocs"
     fraction: Fraction = 0.8
     cells_per_side: Rounds = 3
-    """h, so that there are h² cells. The analysis wants ⌈T^(1/5)⌉, which is 3 for 33 to 243 rounds."""
+    """h, of h² cells. The analysis wants ⌈T^(1/5)⌉, 3 for 33 to 243 rounds."""
     explore_scale: NonNegative = 0.1
-    """Scale of K(t). With the analysis' 1, 200 rounds would only explore."""
+    """With the analysis' 1, 200 rounds would only explore."""
 
     def init(self, num_members: int) -> COCSState:
         """Nobody has been selected."""
@@ -224,8 +224,8 @@ class ContextualState(NamedTuple):
 class Contextual(Selection):
     """Take the B largest of θ̂ᵀx_i + α √(x_iᵀ A⁻¹ x_i), with one θ̂ for all clients of an edge.
 
-    Context: the client's loss on the model received, the logarithm of its data, the rounds since it was selected, its
-    speed. Reward: the share of its loss that the round took away, from −1 to 1.
+    Context: the client's loss with the model received, log of its data, rounds since its selection, speed. Reward: the
+    share of its loss that the round removed, from −1 to 1.
     """
 
     kind: Literal["contextual"] = "contextual"

@@ -47,33 +47,32 @@ class Oort(Selection):
     asks: ClassVar[Ask] = Ask(after=(SQUARE, SECONDS))
     fraction: Fraction = 0.8
     exploration: Share = 0.9
-    """ε: share of the selected clients that have never been selected before. It shrinks before every round."""
+    """ε: share of new clients among the selected; it shrinks every round."""
     exploration_decay: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Factor by which ε shrinks per round."""
     exploration_min: Share = 0.2
-    """Lower limit of ε while clients are left that were never selected."""
+    """Lower limit of ε while there are new clients."""
     sample_window: Annotated[float, Field(ge=1, le=1_000_000)] = 5.0
-    """Size of the pool of clients with the most data that explored ones are drawn from, as a multiple; slow ones are
-    penalized."""
+    """Explored clients are drawn from this many times as many with the most data; slow ones are penalized."""
     cut_off: Share = 0.7
-    """Exploited clients score at least this share of the score just below the cut."""
+    """Exploited clients reach at least this share of the score just below the cut."""
     clip_bound: Share = 0.98
     """Utilities above this quantile are cut down to it."""
     uncertainty: NonNegative = 0.1
     """c in √(c ln t / last round), the bonus for long absence."""
     round_threshold: Percent = 10.0
-    """Percentile of durations above which clients are penalized at first; 100 penalizes none."""
+    """Percentile of durations from which clients are penalized at first; 100: none."""
     round_penalty: NonNegative = 2.0
-    """α: the score of a client that takes t > T_pref seconds is multiplied by (T_pref / t)^α."""
+    """α: taking t > T_pref seconds multiplies the score by (T_pref / t)^α."""
     pacer_step: Rounds = 20
-    """Rounds of the pacer's window. After each, the threshold rises if the utility changed by at most a tenth, and
-    falls if it grew sixfold."""
+    """Rounds of the pacer's window, after which the threshold rises if utility changed by at most a tenth, and falls if
+    it grew sixfold."""
     pacer_delta: Annotated[float, Field(ge=0, le=100)] = 5.0
-    """Percentage points by which the pacer raises or lowers the threshold."""
+    """Percentage points by which the pacer moves the threshold."""
     blacklist_after: Rounds | None = None
-    """Clients selected more often are passed over; null passes over none."""
+    """Clients selected more often are passed over; null: none."""
     blacklist_share: Share = 0.3
-    """Largest share of the clients that may be passed over."""
+    """Largest share of clients to pass over."""
 
     def init(self, num_members: int) -> OortState:
         """Nobody has been selected."""
@@ -185,28 +184,27 @@ class ResourceState(NamedTuple):
 
 
 class ResourceScore(Selection):
-    """Take the B clients with the largest weighted sum of features.
-
-    Features are scaled to 0 to 1 over available clients; unknown values count as the mean.
+    """Take the B clients with the largest weighted sum of features, each scaled to 0 to 1 over available clients;
+    unknown values count as the mean.
     """
 
     kind: Literal["resource_score"] = "resource_score"
     asks: ClassVar[Ask] = Ask(after=(LOSS,))
     fraction: Fraction = 0.8
     speed_weight: NonNegative = 1.0
-    """Weight of how fast a client trains."""
+    """Of training speed."""
     link_weight: NonNegative = 1.0
-    """Weight of how fast a client receives a model and sends its update."""
+    """Of how fast models and updates travel."""
     data_weight: NonNegative = 1.0
-    """Weight of a client's number of examples."""
+    """Of the number of examples."""
     performance_weight: NonNegative = 1.0
-    """Weight of a low training loss."""
+    """Of a low training loss."""
     success_weight: NonNegative = 1.0
-    """Weight of how often a client's update counted when it was selected."""
+    """Of how often updates counted."""
     deadline: Positive | None = None
-    """Seconds; clients expected to take longer are passed over while enough others remain."""
+    """Seconds; clients expected to take longer are passed over while enough remain."""
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """ρ: weight of the past in the running means of losses and successes."""
+    """ρ: weight of the past in running means of losses and successes."""
 
     def init(self, num_members: int) -> ResourceState:
         """Nothing is known."""

@@ -62,7 +62,7 @@ class Random(Selection):
 
 
 class Poisson(Selection):
-    """Every client for itself with probability p; perhaps nobody. The sampling that ``method.privacy`` counts."""
+    """Every client by itself with probability p; perhaps nobody. What ``method.privacy`` counts as sampling."""
 
     kind: Literal["poisson"] = "poisson"
     adaptive: ClassVar[bool] = False
@@ -106,8 +106,8 @@ class PowerOfChoice(Settings):
     d_factor: Annotated[float, Field(ge=1, le=1_000_000)] = 2.0
     """d = ⌈d_factor · B⌉, at most all clients. 1 ignores losses."""
     variant: Literal["full", "last"] = "full"
-    """``full``: candidates get the model and tell its loss. ``last`` (rpow-d): the loss of their last training,
-    infinite if there was none."""
+    """``full``: by the model's loss, which candidates measure. ``last`` (rpow-d): by that of their last training,
+    infinite before it."""
 
     @property
     def adaptive(self) -> bool:

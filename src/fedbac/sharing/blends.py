@@ -36,15 +36,15 @@ def _blended(own_K: FloatArray, rest_KJ: FloatArray, weight_K: FloatArray) -> Fl
 
 
 class LeaveOneOut(SameQueries):
-    """u_k = α_k Θ_k + (1 − α_k) c_k, where c_k is the mean of all other clusters' networks, by data.
+    """u_k = α_k Θ_k + (1 − α_k) c_k, with c_k the mean of all other clusters' networks, by data.
 
-    After the cloud has averaged, α = acc(Θ_k) / (acc(Θ_k) + acc(c_k)), measured by members, and 1 if both are zero or
-    unknown. Members start from u_k and are evaluated with it.
+    After the cloud's average members measure α = acc(Θ_k) / (acc(Θ_k) + acc(c_k)), 1 if both are zero or unknown. They
+    start from u_k and are evaluated with it.
     """
 
     kind: Literal["leave_one_out"] = "leave_one_out"
     blend: Share | Literal["measured", "by_data"] = "measured"
-    """α_k: as measured, one number, or the cluster's share of all data, so that u_k is the mean."""
+    """α_k: measured, a number, or the cluster's share of all data (u_k is the mean)."""
     split: Split = "validation"
     """The data to measure on."""
 
@@ -78,7 +78,7 @@ class LeaveOneOut(SameQueries):
 
 
 class Blend(SameQueries):
-    """u_k = α_k Θ_k + (1 − α_k) w, where w is the mean of all clusters' networks, by data; α_k descends the loss.
+    """u_k = α_k Θ_k + (1 − α_k) w, with w the mean of all clusters' networks, by data; α_k descends the loss.
 
     α_k ← α_k − η_α⟨Θ_k − w, ∇F(u_k)⟩, between 0 and 1. A round's update Δ stands for −∇F, and the product is divided by
     ‖Δ‖² and kept within ±1, so α_k moves by at most η_α a round. Members start from u_k and are evaluated with it.
@@ -130,17 +130,17 @@ class SimilarState(NamedTuple):
 
 
 class Similar(SameQueries):
-    """Every cluster sends a mix of all networks, with more of those whose members' updates point where its own do.
+    """Every cluster sends a mix of all networks, the more of those whose members' updates point its way.
 
-    Row k of the mix minimises ‖w − p‖² − λ Σ_j w_j cos_kj over all shares w of at least 0 that sum to one, where p are
-    the shares of data. Members start from their mix and are evaluated with it.
+    Row k of the mix minimises ‖w − p‖² − λ Σ_j w_j cos_kj over shares w (≥ 0, sum 1); p are the shares of data. Members
+    start from their mix and are evaluated with it.
     """
 
     kind: Literal["similar"] = "similar"
     strength: NonNegative = 1.25
     """λ: 0 is the mean by data; the larger, the more each keeps to its like."""
     since: Literal["round", "start"] = "round"
-    """Whether updates are those of one round, or all that changed since the first."""
+    """Whether updates are a round's, or all since the first."""
 
     def _queries(self) -> tuple[Query, ...]:
         return (Gram(self.since),)  # which travels anyway

@@ -100,7 +100,7 @@ def also_judged(exchange: Exchange) -> Exchange:
 
 
 class TowardsMean(Unlearned, SameQueries):
-    """Draw the network of every cluster towards their mean, weighted by data, in every round."""
+    """Draw all clusters' networks towards their mean, by data, in every round."""
 
     kind: Literal["towards_mean"] = "towards_mean"
     share: Share = 0.1
@@ -112,11 +112,11 @@ class TowardsMean(Unlearned, SameQueries):
 
 
 class MeanThenApart(Unlearned, SameQueries):
-    """One network for all, the mean by data, until every cluster continues alone from it: fine-tuning."""
+    """One network, the mean by data, until every cluster continues alone from it: fine-tuning."""
 
     kind: Literal["mean_then_apart"] = "mean_then_apart"
     alone_rounds: RoundsOrNone = 10
-    """F: the last rounds, in which clusters are alone."""
+    """F: the last rounds, alone."""
 
     def act(self, state: NoState, evidence: Evidence) -> Exchange:
         """Share as long as there are enough rounds left; the first round alone still begins with the mean."""
@@ -139,8 +139,8 @@ class OverfittingState(NamedTuple):
 class OnceOverfitted(SameQueries):
     """Once clusters overfit, draw them towards their mean until the end of the run.
 
-    Only the first half of the run can start this, when a running mean of (V − T) / min(T, 0.25) is above 1. V is the
-    edges' validation loss, T the clients' loss while they trained, means over the edges that measured, by data.
+    This starts only in the first half of the run, when a running mean of (V − T) / min(T, 0.25) is above 1: V is the
+    edges' validation loss, T their clients' training loss, means by data over the edges that measured.
     """
 
     kind: Literal["once_overfitted"] = "once_overfitted"
@@ -194,10 +194,10 @@ class LeaningState(NamedTuple):
 
 
 class PredictTowardsMean(SameQueries):
-    """Members predict with (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, where w_j is the share of all data that cluster j holds.
+    """Members predict with (1 − ρ) Θ_k + ρ Σ_j w_j Θ_j, w_j being cluster j's share of all data.
 
-    Every so often, and after the last round, each member keeps the ρ of 0, 0.1, …, 0.5 with the least validation loss.
-    Clients train Θ_k.
+    After every ``period`` rounds and the last, each member keeps the ρ of 0, 0.1, …, 0.5 with the least validation
+    loss. Clients train Θ_k.
     """
 
     kind: Literal["predict_towards_mean"] = "predict_towards_mean"

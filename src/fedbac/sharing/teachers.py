@@ -33,10 +33,9 @@ class DistillState(NamedTuple):
 
 
 class Distill(SameQueries):
-    """Members learn from the labels, from the mean of all clusters' networks, and from the clusters most like theirs.
+    """Members learn from labels, the mean of all clusters' networks, and the clusters most like theirs.
 
-    Teacher t counts β_t ∝ exp(−F(t)), F being its loss on the member's training data after the last round. Every so
-    often networks are drawn towards their mean.
+    Teacher t counts β_t ∝ exp(−F(t)), F being its loss on the member's training data after the last round.
     """
 
     kind: Literal["distill"] = "distill"
@@ -45,13 +44,13 @@ class Distill(SameQueries):
     ramp_rounds: RoundsOrNone = 10
     """Rounds over which λ rises from 0."""
     temperature: Positive = 3.0
-    """τ, by which the predictions of teachers and students are softened."""
+    """τ, which softens teachers' and students' predictions."""
     neighbours: RoundsOrNone = 2
-    """q: how many other clusters teach a member, beside the mean of all."""
+    """q: how many other clusters teach, beside the mean of all."""
     mean_share: Share = 0.1
-    """ρ: how far networks are drawn towards their mean."""
+    """ρ: how far networks move towards their mean, every ``mean_period`` rounds."""
     mean_period: Rounds = 5
-    """τ_g: every how many rounds that happens."""
+    """τ_g."""
 
     @property
     def teaches(self) -> bool:
@@ -130,20 +129,20 @@ class DistillAdaptiveState(NamedTuple):
 
 
 class DistillAdaptive(SameQueries):
-    """Members learn from the labels and from one teacher. The better it is on held-out data, the more it counts.
+    """Members learn from labels and one teacher, which counts more the better it is on held-out data.
 
     λ_n = λ_max·σ(κ(acc(teacher) − acc(own))), measured after the last round. Networks stay with their clusters.
     """
 
     kind: Literal["distill_adaptive"] = "distill_adaptive"
     teacher: Literal["mean", "others"] = "mean"
-    """The mean of all clusters' networks, or of all others', by data."""
+    """The mean of all clusters' networks, or of all others'; by data."""
     max_share: Share = 0.5
-    """λ_max: the largest weight that a teacher can have in the loss."""
+    """λ_max: the teacher's largest weight in the loss."""
     steepness: NonNegative = 10.0
     """κ; with 0 nothing is measured, and every teacher counts λ_max / 2."""
     temperature: Positive = 3.0
-    """τ, by which the predictions of teachers and students are softened."""
+    """τ, which softens teachers' and students' predictions."""
 
     @property
     def adaptive(self) -> bool:  # type: ignore[override]
