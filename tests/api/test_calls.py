@@ -1,6 +1,7 @@
 """The calls at the top of the package take the same arguments and give runs to look at."""
 
 import inspect
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -215,3 +216,22 @@ def test_every_error_of_ours_is_an_error_of_fedbac() -> None:
     assert len(errors) > 8
     assert all(issubclass(error, fedbac.Error) for error in errors)
     assert issubclass(ConfigError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"lr": 0.1}, "task.training.learning_rate"),
+        ({"epochs": 3}, "task.training.epochs"),
+        ({"num_clusters": 3}, "method.clustering.num_clusters"),
+    ],
+)
+def test_a_setting_given_as_an_argument_is_answered_with_how_it_is_given(given: dict[str, Any], path: str) -> None:
+    value = next(iter(given.values()))
+    with pytest.raises(ConfigError, match=re.escape(f"write settings={{'{path}': {value}}}")):
+        fedbac.run("fed-bac", **given)
+
+
+def test_an_argument_that_nothing_has_is_an_error_of_python() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        fedbac.run("fed-bac", nonsense=1)  # type: ignore[call-arg]

@@ -1,10 +1,12 @@
 """What to call: ``run``, ``play``, ``compare``, ``sweep``, ``tune``, ``resume``, ``verify``, ``load``, ``report``."""
 
+import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from fedbac.api.playing import Playing, Show, bar
 from fedbac.api.results import Run, Runs
@@ -20,6 +22,7 @@ from fedbac.runs import tune as tuning
 from fedbac.runs.configure import (
     Changes,
     Inputs,
+    called,
     check_ready,
     common_file,
     configure,
@@ -36,8 +39,27 @@ from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, name
 
 MethodLike = str | Method | Path
 TaskLike = str | Task | Path
+P = ParamSpec("P")
+Played = TypeVar("Played")
 
 
+def _settings_apart(call: Callable[P, Played]) -> Callable[P, Played]:
+    """Say of an argument that there is none of, but a setting, how the setting is given."""
+    known = inspect.signature(call).parameters
+
+    @wraps(call)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Played:
+        for name, value in kwargs.items():
+            if name not in known and (meant := called(name)):
+                raise ConfigError(
+                    f"{name}: there is no such argument; write settings={{{meant[0]!r}: {quoted(value)}}}"
+                )
+        return call(*args, **kwargs)
+
+    return checked
+
+
+@_settings_apart
 def run(
     method: MethodLike = "fed-bac",
     task: TaskLike | None = None,
@@ -73,6 +95,7 @@ def run(
         return _play(experiment, runtime, inputs, out, overwrite, show).finish()
 
 
+@_settings_apart
 def play(
     method: MethodLike = "fed-bac",
     task: TaskLike | None = None,
@@ -103,6 +126,7 @@ def play(
     return _play(experiment, runtime, inputs, out, overwrite, None)
 
 
+@_settings_apart
 def compare(
     methods: Sequence[MethodLike],
     task: TaskLike | None = None,
@@ -136,6 +160,7 @@ def compare(
     )  # fmt: skip
 
 
+@_settings_apart
 def sweep(
     methods: MethodLike | Sequence[MethodLike],
     task: TaskLike | None = None,
@@ -192,6 +217,7 @@ def sweep(
         raise
 
 
+@_settings_apart
 def tune(
     methods: MethodLike | Sequence[MethodLike],
     task: TaskLike | None = None,

@@ -43,7 +43,7 @@ class _Prepared(TyperCommand):
             from fedbac.runs.configure import called
 
             name = option.lstrip("-").replace("-", "_")
-            if not (meant := called({"lr": "learning_rate"}.get(name, name))):
+            if not (meant := called(name)):
                 raise
             raise ConfigError(f"{option}: there is no such option; write --set {meant[0]}=VALUE") from error
 

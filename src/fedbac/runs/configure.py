@@ -124,6 +124,7 @@ def configure(
 
 def called(name: str) -> list[str]:
     """Return the paths of the settings of that name, as far as every task and method has them."""
+    name = {"lr": "learning_rate"}.get(name, name)
     tree = {"task": tasks.task(DEFAULT_TASK), "method": methods.method("fed-bac", tasks.task(DEFAULT_TASK))}
     paths = leaves(parse(Experiment, tree).model_dump(mode="json"))
     runtime = [f"{RUNTIME}{field}" for field in Runtime.model_fields]
