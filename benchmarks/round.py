@@ -45,7 +45,7 @@ from fedbac.local import describe, make_trainer, num_cores, pool
 from fedbac.models import weights
 
 PEERS = {"flower": ("flwr", "peers.flower", 1), "pfl": ("pfl", "peers.pfl_research", num_cores())}
-"""The package, our module for it, and the processes to start; Flower starts its own."""
+"""The package, our module for it, and the processes to start on a CPU; Flower starts its own. On a GPU there is one."""
 SAME = {"float32": 1e-4, "tf32": 1e-2, "bf16": 1e-2}
 """Largest difference between averaged weights that passes for rounding, by precision. In float32 that makes about 1e-7;
 leaving out the last batch of every client makes 2e-3."""
@@ -106,7 +106,7 @@ def ours(work: Work) -> Outcome:
 
 def loop(work: Work) -> Outcome:
     """One client after another, on as many threads as torch takes by itself."""
-    device = torch.device("cuda" if work.device != "cpu" and torch.cuda.is_available() else "cpu")
+    device = work.place
     network = work.start().to(device)
     begin = weights(network)
 
@@ -155,12 +155,13 @@ def host(name: str, work: Work) -> Turn | None:
     if importlib.util.find_spec(package) is None:
         return None
     command = [sys.executable, __file__, "--contest", name, "--work", json.dumps(work.spec())]
-    if processes > 1:
+    device = work.place.type
+    if processes > 1 and device == "cpu":
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     with tempfile.TemporaryDirectory() as place:
         command += ["--folder", place]
         with (Path(place) / "log").open("w+") as log:
-            child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_environment(name))
+            child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=_environment(name, device))
             peak_mib = _watch(child)
             if child.returncode:
                 log.seek(0)
@@ -169,9 +170,9 @@ def host(name: str, work: Work) -> Turn | None:
         return Turn(**told, memory_mib=peak_mib, averaged=load_file(Path(place) / "averaged.safetensors"))
 
 
-def _environment(name: str) -> dict[str, str]:
+def _environment(name: str, device: str) -> dict[str, str]:
     """Peers run one thread per process, as many processes as cores; the others choose for themselves."""
-    peers = {"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": "cpu", "FLWR_TELEMETRY_ENABLED": "0"}
+    peers = {"OMP_NUM_THREADS": "1", "PFL_PYTORCH_DEVICE": device, "FLWR_TELEMETRY_ENABLED": "0"}
     return os.environ | (peers if name in PEERS else {})
 
 
@@ -255,7 +256,7 @@ def main() -> None:
     for name, value in usual.spec().items():
         allowed = {"network": list(NETWORKS), "precision": list(SAME)}.get(name)
         parser.add_argument(f"--{name}", type=type(value), default=value, choices=allowed)
-    parser.add_argument("--peers", action="store_true", help="Also run Flower and pfl, on the CPU.")
+    parser.add_argument("--peers", action="store_true", help="Also run Flower (on the CPU) and pfl.")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
     for internal in ("--contest", "--work", "--folder"):

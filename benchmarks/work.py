@@ -38,6 +38,11 @@ class Work:
     precision: str = "float32"
 
     @property
+    def place(self) -> torch.device:
+        """Where a contestant without a choice of its own works."""
+        return torch.device("cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+    @property
     def sample_steps(self) -> int:
         """One image or text once forward and backward through one network, so often."""
         return self.clients * self.images * self.epochs
@@ -66,7 +71,7 @@ class Work:
         total = self.clients * self.images
         if self.words is None:
             x = rng.integers(0, 256, (total, *self.image), dtype=np.uint8)
-            data = Dataset("random", x, rng.integers(0, 10, total), x[:100], rng.integers(0, 10, 100), 10)
+            data = Dataset("random", x, rng.integers(0, 10, total), x[:100], rng.integers(0, 10, len(x[:100])), 10)
         else:
             x = rng.integers(0, self.words, (total, self.image[0] + 1))
             data = Dataset("random", x[:, :-1], x[:, 1:], x[:100, :-1], x[:100, 1:], self.words)

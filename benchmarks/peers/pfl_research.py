@@ -1,4 +1,4 @@
-"""The round in pfl (Apple's pfl-research): its FederatedAveraging and simulated backend, a process per core
+"""The round in pfl (Apple's pfl-research): its FederatedAveraging and simulated backend, on a GPU, or a process per core
 (``round.py`` starts it through torchrun), one thread each.
 """
 
@@ -31,10 +31,10 @@ class Visits(Dataset):
     """A client's data in the order of visit: each time it is asked for batches, the next epoch's."""
 
     def __init__(self, work: Work, client: int) -> None:
-        x, y = work.examples.source("train")
+        x, y = work.source(work.place)
         mine = work.examples.shards.train[client]
         super().__init__((x[mine], y[mine]), user_id=client)
-        self.epochs = iter(work.epochs_of(client))
+        self.epochs = iter(work.epochs_of(client, work.place))
 
     def iter(self, batch_size: int | None) -> Iterator[tuple[Tensor, ...]]:
         yield from iter([self.raw_data]) if batch_size == ALL_AT_ONCE else next(self.epochs)
@@ -50,6 +50,8 @@ class Watch(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self.ticks.append(time.perf_counter())
         if not self.first:
             self.first = {name: value.clone() for name, value in model.pytorch_model.state_dict().items()}
@@ -94,4 +96,5 @@ def contest(work: Work) -> Outcome | None:
     if distributed.global_rank != 0:
         return None
     seconds = watch.ticks[1] - watch.ticks[0]
-    return Outcome(f"pfl {version('pfl')}, {distributed.world_size} processes", seconds, watch.first)
+    first = {name: value.cpu() for name, value in watch.first.items()}
+    return Outcome(f"pfl {version('pfl')}, {distributed.world_size} processes on {work.place.type}", seconds, first)
