@@ -107,6 +107,30 @@ class Language(nn.Module):
         return self.head(self.features(x)).float()
 
 
+class Block(nn.Module):
+    """Two convolutions with batch normalization beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride > 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(out + self.shortcut(x))
+
+
+def resnet18(shape: Shape, classes: int, width: int = 64) -> nn.Module:
+    """Return a ResNet-18 as small images have it: a first filter of 3×3, and no pooling after it."""
+    widths = [width * times for times in (1, 1, 2, 2, 4, 4, 8, 8)]
+    blocks = [Block(a, b, 1 + (b > a)) for a, b in zip([width, *widths], widths, strict=False)]
+    first = nn.Conv2d(shape[0], width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+    return nn.Sequential(*first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+
+
 def language(sizes: Sizes) -> Callable[[Shape, int], nn.Module]:
     """Return what makes a model of these sizes."""
     return lambda shape, words: Language(sizes)
@@ -115,6 +139,7 @@ def language(sizes: Sizes) -> Callable[[Shape, int], nn.Module]:
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "lenet5": LeNet5().build,
     "resnet8": ResNet().build,
+    "resnet18": resnet18,
     "mlp": Perceptron(hidden=(200,)).build,
     "lstm": LSTM().build,
     "vit-tiny": Transformer(layers=4).build,

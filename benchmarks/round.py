@@ -1,7 +1,7 @@
 """One FedAvg round, ours against a plain PyTorch loop over clients, and on request against other packages.
 
-    python benchmarks/round.py [--network lenet5|resnet8|mlp|lstm|vit-tiny] [--shape 1x28x28|3x32x32] [--clients 100]
-                               [--precision float32|tf32|bf16] [--peers] [--turns 3] [--json FILE]
+    python benchmarks/round.py [--network lenet5|resnet8|resnet18|mlp|lstm|vit-tiny] [--shape 1x28x28|3x32x32]
+                               [--clients 100] [--precision float32|tf32|bf16] [--peers] [--turns 3] [--json FILE]
     python benchmarks/round.py --network smollm2-lora --shape 128 --images 1 --batch 1 --epochs 1 --precision bf16
 
 The work: every client trains a network from the same start on its own images, with clipped momentum SGD.
@@ -51,6 +51,8 @@ SAME = {"float32": 1e-4, "tf32": 1e-2, "bf16": 1e-2}
 leaving out the last batch of every client makes 2e-3."""
 SAME_ADAPTERS = {"float32": 1e-3, "tf32": 5e-2, "bf16": 5e-2}
 """As a share of their largest change: a frozen network in bf16 rounds gradients by about 1e-2."""
+SAME_NORMED = {"float32": 2e-2, "tf32": 5e-2, "bf16": 5e-2}
+"""The same with batch normalization, which makes 2e-3 of the least rounding; leaving out last batches makes 0.1."""
 SAMPLE_SECONDS = 0.5
 
 
@@ -65,7 +67,8 @@ class Row:
     peak_memory_mib: float | None = None
     peak_device_mib: float | None = None
     difference: float | None = None
-    """Largest difference of its averaged weights from the loop's; of adapters, as a share of the largest change."""
+    """Largest difference of its averaged weights from the loop's; of adapters, and with batch normalization, as a share
+    of the largest change."""
 
 
 @dataclass(frozen=True)
@@ -225,10 +228,14 @@ def judge(name: str, turns: Sequence[Turn | None], loops: Sequence[Turn], work: 
     if not done:
         return Row(name, "not installed: pip install fedbac[peers]")
     loop = loops[0].averaged
-    difference = max(float((done[0].averaged[key] - value).abs().max()) for key, value in loop.items())
+    difference, same = max(float((done[0].averaged[key] - value).abs().max()) for key, value in loop.items()), SAME
     if work.words is not None:  # adapters move by little; by how much is what B is, which began at zero
-        difference /= max(float(value.abs().max()) for key, value in loop.items() if key.endswith(".b"))
-    if difference > (SAME if work.words is None else SAME_ADAPTERS)[work.precision]:
+        same, moved = SAME_ADAPTERS, [value for key, value in loop.items() if key.endswith(".b")]
+        difference /= max(float(value.abs().max()) for value in moved)
+    elif any(key.endswith("running_mean") for key in loop):
+        begin, same = weights(work.start()), SAME_NORMED
+        difference /= max(float((value - begin[key]).abs().max()) for key, value in loop.items())
+    if difference > same[work.precision]:
         sys.exit(f"{name}: its averaged weights differ from the loop's by up to {difference:.2g}: not the same work")
     return Row(
         name,

@@ -57,26 +57,21 @@ def test_vmap_trains_with_dropout_and_repeats_itself() -> None:
     assert distance(runs[0][0].parts_C, without[0].parts_C) > 1e-3
 
 
-def test_batch_normalization_statistics_are_learned_and_belong_to_the_client() -> None:
+@pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("vmap-cuda", marks=NO_GPU)])
+def test_batch_normalization_statistics_are_learned_and_belong_to_the_client(path: str) -> None:
     scheme = Additive()
     federation = setting(scheme, user=lambda: Regular(norm=True), batch_size=6)
-    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    trainer = make(path, federation, scheme)
     asked = requests(federation, scheme)
     assert "norm.running_mean" in asked[0].bank["global"]
     first = trainer.train(asked)
     for request, trained in zip(asked, first, strict=True):
         check(trained, federation, scheme, request)
-        moved = trained.parts_C["global"]["norm.running_mean"] - request.bank["global"]["norm.running_mean"]
+        moved = trained.parts_C["global"]["norm.running_mean"].cpu() - request.bank["global"]["norm.running_mean"]
         assert (moved.abs().amax(1) > 1e-3).all()
     trainer.evaluate([on_test((start_of(asked[1], 0),), 0)])
     for one, other in zip(first, trainer.train(asked[::-1])[::-1], strict=True):
         assert distance(one.parts_C, other.parts_C) == 0
-
-
-def test_vmap_refuses_a_network_with_buffers_before_any_work() -> None:
-    federation = setting(Shared(), user=lambda: Regular(norm=True))
-    with pytest.raises(ConfigError, match="batch normalization"):
-        VmapTrainer(federation.network, Shared(), federation.examples, torch.device("cpu"))
 
 
 def test_data_are_let_go_with_their_run() -> None:
@@ -89,7 +84,8 @@ def test_data_are_let_go_with_their_run() -> None:
     assert examples() is None
 
 
-def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_trained_before() -> None:
+@pytest.mark.parametrize("path", ["loop", "vmap", pytest.param("vmap-cuda", marks=NO_GPU)])
+def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_trained_before(path: str) -> None:
     def build() -> nn.Module:
         network = Regular(norm=True)
         assert isinstance(network.norm, nn.BatchNorm2d)
@@ -98,7 +94,7 @@ def test_batch_normalization_with_a_cumulative_average_does_not_depend_on_who_tr
 
     scheme = Shared()
     federation = setting(scheme, user=build, batch_size=6)
-    trainer = LoopTrainer(federation.network, scheme, federation.examples)
+    trainer = make(path, federation, scheme)
     asked = requests(federation, scheme)
     first = trainer.train(asked)
     for one, other in zip(first, trainer.train(asked[::-1])[::-1], strict=True):

@@ -16,6 +16,7 @@ from fedbac.core.runtime import one_thread
 from fedbac.errors import ConfigError
 from fedbac.local.batched import BatchedTrainer, fits
 from fedbac.local.examples import Examples
+from fedbac.local.folding import why_alone
 from fedbac.local.fused import FusedTrainer, plan_for
 from fedbac.local.kernel import NativeTrainer, as_image, described
 from fedbac.local.loop import LoopTrainer
@@ -72,8 +73,9 @@ def _by_example(
 def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
     layers = described(network, as_image(examples.dataset.x_train))
     reason, missing, workers = _reason(network, scheme, examples, layers), None, runtime.workers or num_cores()
-    with_buffers = any(True for _ in network.buffers())  # many clients at once cannot share them
-    on_gpu = torch.cuda.is_available() and (runtime.device == "cuda" or (runtime.device == "auto" and not with_buffers))
+    on_gpu = torch.cuda.is_available() and runtime.device != "cpu"
+    if on_gpu and runtime.device == "auto" and (alone := why_alone(network, examples)) is not None:
+        on_gpu, reason = False, alone
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     if runtime.trainer != "torch" and not isinstance(layers, str) and reason is None:
         plan = plan_for(layers, examples)

@@ -146,9 +146,9 @@ class Examples:
             ),
         )
 
-    def some(self) -> Tensor:
-        """Return two examples, or as many as there are, as the network sees them."""
-        return self.normalize(self.source("train")[0][:2])
+    def some(self, most: int = 2) -> Tensor:
+        """Return so many examples, or as many as there are, as the network sees them."""
+        return self.normalize(self.source("train")[0][:most])
 
     def source(self, split: Split, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
         """Return the images and labels that indices of a split point into, on a device."""

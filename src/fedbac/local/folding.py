@@ -10,15 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbac import gpu
+from fedbac.core.parts import Params
+from fedbac.core.runtime import seeded
 from fedbac.gpu.convolution import Convolution, Layer, Mode, kernels_for
 from fedbac.gpu.normalization import GroupNorm, norm_for
-from fedbac.models import duplicate
+from fedbac.local import batch_norm
+from fedbac.local.examples import Examples
+from fedbac.models import duplicate, weights
 
 COLUMN_BYTES = 2**28
 """Memory for the patches of images that are spread out at once."""
+LOOKED_AT, PADDING, SAME = 8, 3, 1e-2
+"""Examples, and others beside them, by which it is tried out whether padding matters; and by how much what comes out
+may differ by rounding. Fewer examples can be so much alike that a network amplifies rounding far more."""
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any, groups: int) -> Tensor:
@@ -195,10 +204,57 @@ def for_many(network: nn.Module) -> nn.Module:
     Layers of other kinds, and functions that a network calls by itself, follow those of ``vmap``."""
     network = duplicate(network)
     for module in network.modules():
-        forward = _FORWARDS.get(type(module))
+        forward = _batch_norm if batch_norm.by_batches(module) else _FORWARDS.get(type(module))
         if forward is not None:
             module.forward = forward(module, module.forward)
     return network
+
+
+def why_alone(network: nn.Module, examples: Examples) -> str | None:
+    """Return why clients cannot train a network at once, in padded batches, found by a look at some examples; None
+    where they can. Only layers that gather statistics, or normalize by batches, are in the way."""
+    known, some = any(True for _ in network.buffers()), examples.some(LOOKED_AT)
+    if not len(some) or not (known or any(isinstance(module, _BatchNorm) for module in network.modules())):
+        return None
+    some = some[torch.arange(LOOKED_AT) % len(some)]
+    alone = duplicate(network).train()
+    own = batch_norm.gathered(alone) | batch_norm.counters(alone, needed=False).keys()
+    before = {name: value.clone() for name, value in alone.named_buffers()}
+    with torch.no_grad():
+        try:
+            with seeded(0):
+                alone(some)
+            after = dict(alone.named_buffers())
+            changed = [n for n in after if n not in own and (n not in before or not _equal(after[n], before[n]))]
+            if changed:
+                return f"buffers {', '.join(changed)} change in training, and not as those of batch normalization do"
+            for module in alone.modules():
+                module.training = module.training and batch_norm.by_batches(module)  # draws nothing
+            return None if _padded(alone, some) else "examples of a batch depend on those that only fill it"
+        except (RuntimeError, ValueError) as error:
+            return f"torch cannot run it for many clients at once ({error})"
+
+
+def _padded(network: nn.Module, some: Tensor) -> bool:
+    """Whether examples of a client come out of a padded batch as out of their own, and the statistics too."""
+    start = weights(network) | batch_norm.counters(network)
+    one = {name: value.clone() for name, value in start.items()}
+    many = {name: value.clone()[None] for name, value in start.items()}
+    together = for_many(network)
+
+    def padded(params: Params, x: Tensor, counts: Tensor) -> Any:
+        with batch_norm.counting(counts):
+            return functional_call(together, params, (x,))
+
+    counts = (torch.arange(LOOKED_AT + PADDING) < LOOKED_AT).float()
+    right = functional_call(network, one, (some,))
+    found = vmap(padded)(many, torch.cat([some, some[:PADDING]])[None], counts[None])[0, :LOOKED_AT]
+    pairs = [(found, right), *((many[name][0], value) for name, value in one.items())]
+    return all(torch.allclose(mine, theirs, SAME, SAME, equal_nan=True) for mine, theirs in pairs)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 Forward = Callable[..., Any]
@@ -252,6 +308,48 @@ def _group_norm(layer: Any, plain: Forward) -> Forward:
         return F.group_norm(x, layer.num_groups, weight, bias, layer.eps)
 
     return lambda x: _run(alone, rule, 1, x, layer.weight, layer.bias)
+
+
+def _batch_norm(layer: Any, plain: Forward) -> Forward:
+    def flat(value: Tensor | None, dim: int | None, clients: int) -> Tensor | None:
+        return None if value is None else _first(value, dim, clients).flatten().float()
+
+    def at_rest(clients: int, dims: Any, x: Tensor, *own: Tensor | None) -> Tensor:
+        scale, shift, mean, variance = map(flat, own, dims[1:], [clients] * len(own))
+        x = _folded(x, dims[0], clients)
+        return _apart(F.batch_norm(x, mean, variance, scale, shift, False, 0.0, layer.eps), clients)
+
+    def alone_at_rest(x: Tensor, scale: Tensor | None, shift: Tensor | None, mean: Tensor, variance: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, variance, scale, shift, False, 0.0, layer.eps)
+
+    def by_batch(
+        clients: int, dims: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, counts: Tensor | None,
+        *gathered: Tensor,
+    ) -> Tensor:  # fmt: skip
+        x = _folded(x, dims[0], clients)
+        counts_BA = x.new_ones((len(x), clients)) if counts is None else _first(counts, dims[3], clients).T
+        normal, moments = batch_norm.normalize(
+            x, flat(scale, dims[1], clients), flat(shift, dims[2], clients), counts_BA, layer.eps
+        )
+        if gathered:
+            own = [_first(value, dim, clients) for value, dim in zip(gathered, dims[4:], strict=True)]
+            moments.join(own, layer.momentum, counts_BA.any(0))
+        return _apart(normal, clients)
+
+    def alone_by_batch(x: Tensor, scale: Tensor | None, shift: Tensor | None, *other: Any) -> Tensor:
+        return F.batch_norm(x, None, None, scale, shift, True, 0.0, layer.eps)
+
+    def forward(x: Tensor) -> Any:
+        layer._check_input_dim(x)
+        if not layer.training and layer.running_mean is not None:
+            known = layer.running_mean, layer.running_var
+            return _run(alone_at_rest, at_rest, 1, x, layer.weight, layer.bias, *known)
+        gathered = [layer.running_mean, layer.running_var] if layer.training and layer.track_running_stats else []
+        gathered += [layer.num_batches_tracked] if gathered and layer.momentum is None else []
+        given = x, layer.weight, layer.bias, batch_norm.counts(x), *gathered
+        return _run(alone_by_batch, by_batch, 1, *given)
+
+    return forward
 
 
 def _pooling(layer: Any, plain: Forward) -> Forward:

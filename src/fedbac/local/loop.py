@@ -1,5 +1,6 @@
 """One client after another, on flat parameters: the trainer for any network on a CPU."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -145,6 +146,20 @@ class Targets:
         return distilled(loss, logits, torch.mean, target, self.share, self.temperature)
 
 
+def too_small(size: int, client: int, error: ValueError) -> ConfigError:
+    """Return what is said of a batch on which a network cannot train."""
+    return ConfigError(
+        f"network: it cannot train on a batch of {size} of client {client}: {error}. Leave out ragged "
+        "batches (task.training.drop_last=true) and tiny clients (task.partition.min_client_samples)"
+    )
+
+
+def at_once(examples: Examples) -> int:
+    """Return how many examples are evaluated at once."""
+    each = examples.dataset.num_classes * math.prod(examples.dataset.y_test.shape[1:])
+    return max(1, min(EVALUATION_BATCH, LOGITS // each))
+
+
 def at_rest(network: nn.Module) -> nn.Module:
     """Return a copy of a network that predicts and does not train: without dropout, by the statistics it has."""
     return duplicate(network).eval()
@@ -251,10 +266,7 @@ class LoopTrainer:
         try:
             return predict(self.scheme, stage.terms, self.model.apply, x)
         except ValueError as error:  # batch normalization of a batch of one
-            raise ConfigError(
-                f"network: it cannot train on a batch of {len(x)} of client {client}: {error}. Leave out ragged "
-                "batches (task.training.drop_last=true) and tiny clients (task.partition.min_client_samples)"
-            ) from error
+            raise too_small(len(x), client, error) from error
 
     def _stepper(
         self, stage: Stage, received: Tensor, velocity: Tensor, shift: Tensor | None, rate: float
@@ -305,15 +317,14 @@ class LoopTrainer:
         groups, pairs = self.examples.groups(request), cells(request)
         networks, table = distinct(self.anatomy, request)
         loss, correct = np.zeros(pairs.shape[:2]), np.zeros(pairs.shape[:2])
-        each = self.examples.dataset.num_classes * labels.shape[1:].numel()
-        at_once = max(1, min(EVALUATION_BATCH, LOGITS // each))
+        most = at_once(self.examples)
         self.model.train(False)
         with one_thread(), torch.no_grad():
             for g, group in enumerate(groups):
                 models = pairs[:, g, 0].tolist()
                 needed = dict.fromkeys(place for v in models for place in table[v].values())
-                for start in range(0, group.size, at_once):
-                    index = torch.from_numpy(group[start : start + at_once])
+                for start in range(0, group.size, most):
+                    index = torch.from_numpy(group[start : start + most])
                     x, y = self.examples.normalize(pixels[index]), labels[index]
                     logits = {i: self._logits(networks[i][0], networks[i][1], x) for i in needed}
                     for cell, v in enumerate(models):

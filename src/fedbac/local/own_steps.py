@@ -19,6 +19,7 @@ from fedbac.core.rng import torch_seed
 from fedbac.core.runtime import draws, kernels, seeded
 from fedbac.core.settings import BoolArray, IntArray
 from fedbac.errors import ConfigError
+from fedbac.local.batch_norm import counting
 from fedbac.local.batches import BatchTable, Seat, Visits
 from fedbac.local.examples import Examples, Losses, shares
 from fedbac.local.folding import for_many
@@ -212,7 +213,9 @@ class Steps:
         """Take the gradients of all clients by one call for each layer."""
 
         def loss(moving: Params, still: Params, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-            lost = judge.loss(functional_call(self.own.network, {**still, **moving}, (x,)), y, "none")
+            with counting(counts):
+                logits = functional_call(self.own.network, {**still, **moving}, (x,))
+            lost = judge.loss(logits, y, "none")
             return (lost * counts).sum() / counts.sum().clamp(min=1), (lost.square() * counts).sum()
 
         leaves, judge = _leaves(moving), self.own.examples.loss

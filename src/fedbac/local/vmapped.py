@@ -10,6 +10,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -27,10 +28,11 @@ from fedbac.core.runtime import draws, generator_of, kernels, seeded
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.gpu import update
-from fedbac.local.batches import BatchTable, Visits
+from fedbac.local.batch_norm import counters, counting, gathered, judges_by_batches
+from fedbac.local.batches import BatchTable, Seat, Visits
 from fedbac.local.examples import Examples, Losses, cells, kept, rates, shares
-from fedbac.local.folding import for_many
-from fedbac.local.loop import at_rest, distilled, distinct, recall
+from fedbac.local.folding import for_many, why_alone
+from fedbac.local.loop import at_once, at_rest, distilled, distinct, recall, too_small
 from fedbac.local.own_steps import OwnSteps
 from fedbac.local.per_example import PerExample, drawn
 from fedbac.local.stages import Stage, adamw_of, adamw_step, corrections, stages_now, stages_of
@@ -50,6 +52,8 @@ class TeacherBuffers:
 
     def __init__(self, network: nn.Module, bank: Params, capacity: int, device: torch.device) -> None:
         self.network = at_rest(network)
+        self.many = for_many(self.network) if judges_by_batches(network) else None
+        """For teachers whose predictions depend on the batch, which is then that of each client."""
         self.size = trees.count(bank)
         self.bank = {name: torch.zeros(value.shape, device=device) for name, value in bank.items()}
         self.weight_AT = torch.zeros((capacity, self.size), device=device)
@@ -74,17 +78,30 @@ class TeacherBuffers:
             buffer[: order.size] = torch.from_numpy(values[order]).to(buffer.device)
 
     @torch.no_grad()
-    def targets(self, x_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def targets(self, x_AB: Tensor, counts_AB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the teachers of the first clients predict for their batches, with λ and τ of each."""
         rows = len(x_AB)
         temperature_A, target_AB = self.temperature_A[:rows], torch.zeros((), device=x_AB.device)
         for t in range(self.size):
-            logits: Tensor = functional_call(self.network, trees.take(self.bank, t), (x_AB.flatten(0, 1),))
+            logits = self._logits(trees.take(self.bank, t), x_AB, counts_AB)
             score_AB = torch.softmax(logits.reshape(*x_AB.shape[:2], -1) / temperature_A[:, None, None], -1)
             weight_A = self.weight_AT[:rows, t, None, None]
             # One who is broken may have no weight: 0 · NaN is NaN.
             target_AB = target_AB + torch.where(weight_A > 0, weight_A * score_AB, 0.0)
         return target_AB, self.share_A[:rows], temperature_A
+
+    def _logits(self, teacher: Params, x_AB: Tensor, counts_AB: Tensor) -> Tensor:
+        if self.many is None:
+            found: Tensor = functional_call(self.network, teacher, (x_AB.flatten(0, 1),))
+            return found
+        many = self.many
+
+        def of_client(x: Tensor, counts: Tensor) -> Tensor:
+            with counting(counts):
+                logits: Tensor = functional_call(many, teacher, (x,))
+            return logits
+
+        return vmap(of_client)(x_AB, counts_AB)
 
 
 def joined_bank(requests: Sequence[Train]) -> Params | None:
@@ -126,6 +143,13 @@ class Stack:
             part: {name: torch.zeros_like(value) for name, value in params.items() if name not in self.anatomy.buffers}
             for part, params in self.parts.items()
         }
+        self.gathered = trainer.gathered
+        """The names of statistics, which keep their precision."""
+        self.counters = {
+            network: {n: v.to(self.device).repeat(self.capacity) for n, v in counters(self.network).items()}
+            for network in self.anatomy.networks
+        }
+        """How many batches layers have seen, as far as their statistics depend on it."""
         self.adam = adamw_of(examples.training)
         self.second = {part: trees.zeros(params) for part, params in self.velocity.items()} if self.adam else {}
         """The second moments of AdamW, whose first are in place of velocities."""
@@ -180,6 +204,9 @@ class Stack:
                 else:
                     rows = torch.from_numpy(order).to(self.device)
                     value[:clients] = torch.cat([momentum[name] for momentum in given]).to(self.device)[rows]
+        for seen in self.counters.values():
+            for name, value in counters(self.network).items():
+                seen[name].copy_(value)
         place = torch.from_numpy(np.argsort(order)).to(self.device)
         for part, buffers in self.shift.items():
             for name, value in buffers.items():
@@ -251,7 +278,10 @@ class Stack:
         """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
         tensors = [self.step, self.loss_sum, self.square_sum, self.epoch_sum]
         tensors += [
-            v for tree in (self.parts, self.velocity, self.second) for params in tree.values() for v in params.values()
+            value
+            for tree in (self.parts, self.velocity, self.second, self.counters)
+            for params in tree.values()
+            for value in params.values()
         ]
         saved, generator = [tensor.clone() for tensor in tensors], generator_of(self.device)
         drawn = generator.get_state()
@@ -282,17 +312,22 @@ class Stack:
             x_AB = self.examples.augment.apply(x_AB, offset[:, :room], flip[:, :room])
         x_AB = self.examples.normalize(x_AB)
         networks = {n: self.anatomy.assemble(self.parts, n) for n in stage.networks}
+        theirs = self._gathered_by_others(stage)
         moving = {
             network: {name: networks[network][name][:rows] for part in parts for name in part.names}
             for network, parts in stage.moving.items()
         }
         still = {
-            network: {name: value[:rows] for name, value in params.items() if name not in moving.get(network, {})}
+            network: {
+                name: value[:rows] if (network, name) not in theirs else value[:rows].clone()
+                for name, value in (params | self.counters[network]).items()
+                if name not in moving.get(network, {})
+            }
             for network, params in networks.items()
         }
 
         taught = self.teacher_rows is not None and self.taught and stage.taught
-        targets = self.teacher_rows.targets(x_AB) if self.teacher_rows is not None and taught else ()
+        targets = self.teacher_rows.targets(x_AB, weight_AB) if self.teacher_rows is not None and taught else ()
         batch = (x_AB, labels[index_AB], weight_AB)
         if self.gradients is None:
             leaves = {network: {n: v.detach().requires_grad_() for n, v in p.items()} for network, p in moving.items()}
@@ -313,6 +348,18 @@ class Stack:
             self.epoch_sum[:rows].scatter_add_(1, self.first_F[number] + epoch_A[:, None], lost_A[:, None])
         self.step += 1
 
+    def _gathered_by_others(self, stage: Stage) -> set[tuple[str, str]]:
+        """Return the networks and names of statistics that another one, which runs too, gathers for both."""
+        networks = {part: self.anatomy.scheme.parts[part].networks for part in self.parts}
+        first = {part: next((n for n in own if n in stage.networks), None) for part, own in networks.items()}
+        return {
+            (network, name)
+            for part, own in networks.items()
+            for network in own
+            for name in self.anatomy.weights[part]
+            if network != first[part] and name in self.gathered
+        }
+
     def _losses(
         self, stage: Stage, moving: Parts, still: Parts, x_AB: Tensor, y_AB: Tensor, weight_AB: Tensor,
         targets: Sequence[Tensor],
@@ -331,12 +378,14 @@ class Stack:
             def apply(network: str, x: Tensor) -> Tensor:
                 params = {**still[network], **moving.get(network, {})}
                 if self.precision == "bf16":
-                    params = {name: value.bfloat16() for name, value in params.items()}
+                    exact = self.gathered | self.counters[network].keys()
+                    params = {name: value if name in exact else value.bfloat16() for name, value in params.items()}
                     x = x.bfloat16() if x.is_floating_point() else x
                 logits: Tensor = functional_call(self.many, params, (x,))
                 return logits.float()
 
-            logits = predict(self.anatomy.scheme, stage.terms, apply, x)
+            with counting(weight):
+                logits = predict(self.anatomy.scheme, stage.terms, apply, x)
             loss_B = self.examples.loss.loss(logits, y, "none")
 
             def mean(values_B: Tensor) -> Tensor:
@@ -351,7 +400,7 @@ class Stack:
         """Clip, and move the weights of the clients that have examples."""
         training, rows = self.examples.training, len(count_A)
         alive_A, rate_A = count_A > 0, self.rate_FA[number, :rows]
-        velocity = {n: self.anatomy.assemble(self.velocity, n) for n in stage.moving}
+        velocity = {n: self._joined(self.velocity, n) for n in stage.moving}
         shift = {
             network: {k: v[:rows] for part in self.anatomy.parts[network] for k, v in self.shift.get(part, {}).items()}
             for network in moving
@@ -385,7 +434,7 @@ class Stack:
                 factor_A = (training.clip_norm / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
                 scale |= dict.fromkeys(scope, torch.where(alive_A, factor_A, 0.0))
         if self.adam is not None:
-            second = {n: self.anatomy.assemble(self.second, n) for n in stage.moving}
+            second = {n: self._joined(self.second, n) for n in stage.moving}
             corrected = [torch.as_tensor(one).float() for one in corrections(self.adam, (self.step + 1).double())]
         rate_A, coast_A = -rate_A * alive_A, torch.where(alive_A, stage.momentum, 1.0)
         for network, parts in stage.moving.items():
@@ -405,6 +454,10 @@ class Stack:
                     if part.decay:
                         before.addcmul_(weight, (part.decay * alive_A).reshape(each))
                     weight.addcmul_(before, rate_A.reshape(each))
+
+    def _joined(self, moments: Parts, network: str) -> Params:
+        """Return what a network's parts have of moments; statistics have none."""
+        return {name: value for part in self.anatomy.parts[network] for name, value in moments[part].items()}
 
     def _now(self, buffer: Tensor, number: int, rows: int) -> Tensor:
         return buffer[number, :, :rows].index_select(0, self.step)[0]
@@ -473,11 +526,13 @@ class VmapTrainer:
         precision: Precision = "float32",
         gradients: PerExample | None = None,
     ) -> None:
-        if any(True for _ in network.buffers()):
-            raise ConfigError(
-                "network: one with buffers (such as batch normalization) cannot be trained for many clients at once; "
-                "use --device cpu, or group normalization"
+        found = why_alone(network, examples)
+        if gradients is not None and any(True for _ in network.buffers()):
+            found = (
+                "it has buffers (such as those of batch normalization), so its examples have no gradients of their own"
             )
+        if found is not None:
+            raise ConfigError(f"network: {found}; use --device cpu, or group normalization")
         self.path = f"{self.name}-{device.type}" + ("" if precision == "float32" else f"-{precision}")
         self.examples, self.gradients = examples, gradients
         self.scheme = scheme
@@ -489,6 +544,7 @@ class VmapTrainer:
         self.device = device
         self.source = {"train": examples.source("train", device), "test": examples.source("test", device)}
         self.drawing = draws(self.network, examples.some().to(device))
+        self.gathered, self.by_batches = gathered(network), judges_by_batches(network)
         self.stack: Stack | None = None
         own = isinstance(scheme, Stepping)
         self.own = OwnSteps(self.network, scheme, examples, device, together=True) if own else None
@@ -502,7 +558,10 @@ class VmapTrainer:
     def _bytes_per_example(self) -> float:
         """Return what a network keeps of an example until its gradient is taken, found by a look at two."""
         x = self.examples.normalize(self.source["train"][0][:2])
-        own = {name: value[None].requires_grad_() for name, value in weights(self.network).items()}
+        self.many.train(True)
+        own = {n: v.clone()[None] for n, v in (weights(self.network) | counters(self.network)).items()}
+        for name in own.keys() & dict(self.network.named_parameters()):
+            own[name].requires_grad_()
         held = x, *own.values(), *self.network.parameters()
         known = {value.untyped_storage().data_ptr() for value in held}
         kept: dict[int, int] = {}
@@ -528,6 +587,7 @@ class VmapTrainer:
         order = np.argsort([-size for size in sizes], kind="stable")
         stages = stages_now(self.stages, requests)
         table = BatchTable(self.examples, [jobs[j] for j in order], stages, self.visits)
+        self._refuse_single(table, jobs, order)
         if self.stack is None or not self.stack.holds(table, requests):
             self.stack = None  # the old one goes before the new one comes
             self.stack = self._stacked(table, requests[0])
@@ -556,6 +616,23 @@ class VmapTrainer:
             kept = None if request.momentum is None else trees.part_rows(stack.velocity, at)
             out.append(losses.of(request, rows, trees.part_rows(stack.parts, at), kept))
         return out
+
+    def _refuse_single(self, table: BatchTable, jobs: Sequence[Seat], order: IntArray) -> None:
+        """Refuse batches of one example where the network cannot learn from them."""
+        single = order[(table.count == 1).any((0, 1))]
+        if single.size and self.too_few is not None:
+            request, c = jobs[single.min()]
+            raise too_small(1, request.clients[c], self.too_few)
+
+    @cached_property
+    def too_few(self) -> ValueError | None:
+        """What the network says of a single example in training, if it cannot learn from it."""
+        try:
+            with torch.no_grad(), seeded(0):
+                copy.deepcopy(self.network).cpu().train()(self.examples.some()[:1])
+        except ValueError as error:
+            return error
+        return None
 
     @torch.no_grad()
     def evaluate(self, requests: Sequence[Evaluate]) -> list[Measured]:
@@ -612,7 +689,8 @@ class VmapTrainer:
         for network in dict.fromkeys(name for name, _ in networks):
             places = [i for i, (name, _) in enumerate(networks) if name == network]
             stacks.append((places, trees.stack([trees.to(networks[i][1], self.device) for i in places])))
-        for chunk in torch.split(torch.arange(index.numel(), device=self.device), self._at_once(len(table))):
+        ends = np.cumsum([group.size for group in groups]).tolist() if self.by_batches else [index.numel()]
+        for chunk in self._chunks(ends, at_once(self.examples) if self.by_batches else self._at_once(len(table))):
             x, y = self.examples.normalize(pixels[index[chunk]]), labels[index[chunk]]
             logits: dict[int, Tensor] = {}
             for places, stack in stacks:
@@ -627,6 +705,11 @@ class VmapTrainer:
             loss += loss_VB.reshape(len(table), -1).double() @ member_BG
             correct += right_VB.reshape(len(table), -1).double() @ member_BG
         return rates(correct.cpu().numpy(), loss.cpu().numpy(), [group.size for group in groups])
+
+    def _chunks(self, ends: Sequence[int], most: int) -> Iterator[Tensor]:
+        """Yield which examples are judged at once: only ones before the same end."""
+        for begin, end in zip([0, *ends], ends, strict=False):
+            yield from torch.split(torch.arange(begin, end, device=self.device), most)
 
     def _for_many(self, network: nn.Module) -> nn.Module:
         """Return the network as it runs for many clients."""
