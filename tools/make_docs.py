@@ -420,6 +420,7 @@ def texts() -> dict[Path, str]:
         DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),
         DOCS / "clocks.md": block(DOCS / "clocks.md", clocks.table(RESULTS / "clocks" / "devices.jsonl")),
         DOCS / "liars.md": block(DOCS / "liars.md", liars.tables(RESULTS / "liars")),
+        DOCS / liars.NUMBERS: comma_separated(liars.numbers(RESULTS / "liars")),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),
         DOCS / "secret-sums.md": block(
             DOCS / "secret-sums.md", secret_sums.refused(), secret_sums.costs(RESULTS / "secret")

@@ -1,7 +1,11 @@
 """What benchmarks/liars.py found, for docs/liars.md."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from fedbac_paper.tables import NONE, fixed, table
 
 SETTINGS = {
     "cifar10": "CIFAR-10, α = 0.5",
@@ -12,21 +16,38 @@ ATTACKS = {
     "none": "nobody lies",
     **{name: f"`{name}`" for name in ("label_flip", "sign_flip", "gaussian", "alie", "min_max")},
 }
+NUMBERS = "liars.csv"
+Found = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 
 def tables(folder: Path) -> str:
     """Return by setting and rule the accuracies on seed 0, and the largest loss to a lie; "–" was not run."""
+    found, texts = _found(folder), []
+    for setting, title in SETTINGS.items():
+        honest, rows = found[setting, "mean", "none"]["accuracy"], []
+        for rule in dict.fromkeys(rule for there, rule, _ in found if there == setting):
+            reached = [
+                found[setting, rule, lie]["accuracy"] if (setting, rule, lie) in found else None for lie in ATTACKS
+            ]
+            lost = max(honest - one for one in reached if one is not None)
+            rows.append(
+                [rule, *(NONE if one is None else fixed(100 * one, 1) for one in reached), fixed(100 * lost, 1)]
+            )
+        texts.append(table([title, *ATTACKS.values(), "largest loss"], rows))
+    return "\n" + "\n\n".join(texts) + "\n\n"
+
+
+def numbers(folder: Path) -> list[list[str]]:
+    """Return the accuracies of the tables, and those at the worst edge."""
+    shares = {where: (row["accuracy"], row["edge_min"]) for where, row in _found(folder).items()}
+    rows = [
+        [SETTINGS[where[0]], *where[1:], *(fixed(100 * share, 1) for share in both)] for where, both in shares.items()
+    ]
+    return [["setting", "rule", "attack", "accuracy (%)", "worst edge (%)"], *rows]
+
+
+def _found(folder: Path) -> Found:
+    """Return the runs on seed 0 by setting, rule and attack."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jsonl"))]
     rows = [json.loads(line) for text in texts for line in text.splitlines()]
-    found = {(row["setting"], row["rule"], row["attack"]): row for row in rows if row["seed"] == 0}
-    lines = []
-    for setting, title in SETTINGS.items():
-        honest = found[setting, "mean", "none"]["accuracy"]
-        lines += [f"| {title} | {' | '.join(ATTACKS.values())} | largest loss |", "| --- " * (len(ATTACKS) + 2) + "|"]
-        for rule in dict.fromkeys(rule for there, rule, _ in found if there == setting):
-            runs = [found.get((setting, rule, attack)) for attack in ATTACKS]
-            cells = [f"{100 * one['accuracy']:.1f} / {100 * one['edge_min']:.1f}" if one else "–" for one in runs]
-            lost = 100 * max(honest - one["accuracy"] for one in runs if one)
-            lines.append(f"| {rule} | {' | '.join(cells)} | {lost:.1f} |")
-        lines.append("")
-    return "\n\n" + "\n".join(lines) + "\n"
+    return {(row["setting"], row["rule"], row["attack"]): row for row in rows if row["seed"] == 0}
