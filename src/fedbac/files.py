@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from fedbac.errors import OutputError
+from fedbac.errors import ConfigError, OutputError, quoted
 
 PARTIAL = ".partial"
 """How the name of a file ends that is being written; one that a killed process left is of no use."""
@@ -29,7 +29,7 @@ def replacing(path: Path, sync_folder: bool = True, mode: int = 0o666) -> Iterat
     ``sync_folder`` is false where a file that vouches for this one follows into the same folder. ``mode`` is who may
     read and write the file from its first moment on, less what the umask forbids.
     """
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")  # two processes may write the same file
+    partial = path.parent / f"{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}"  # two processes may write the same file
     with explained(path):
         try:
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
@@ -55,6 +55,13 @@ def write_copy(path: Path, source: BufferedReader) -> None:
     """Write what is left of an open file, however large, even if it was deleted since."""
     with replacing(path) as partial, partial.open("wb") as file:
         shutil.copyfileobj(source, file)
+
+
+def as_path(field: str, value: object) -> Path:
+    """Return a path that somebody gave in Python."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise ConfigError(f"{field}: {quoted(value)} is no path; give a text or a pathlib.Path")
+    return Path(value)
 
 
 def make_folder(path: Path) -> Path:

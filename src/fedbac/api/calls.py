@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ from fedbac.runs.configure import (
     refuse_runtime,
     with_settings,
 )
+from fedbac.runs.folders import usable
 from fedbac.runs.replay import Verdict
 from fedbac.runs.store import RunFolder, StoredRun, Tail, runs_in
 from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, names_beside, run_all
@@ -191,16 +193,14 @@ def sweep(
     policies of your own must be plug-ins. The other arguments are those of ``compare``.
     """
     inputs = Inputs(dataset, shards, network, data_folder)
-    names = [methods] if isinstance(methods, str | Method | Path) else list(methods)
-    if not names:
-        raise ConfigError("methods: it is empty; name at least one")
-    parent = None if out is None else Path(out)
+    names, parent = _names(methods), None if out is None else usable(out)
     seeds = [None] if seed is None else _seeds(seed)
     points = _points(names, task, _axes(grid), seeds, rounds, settings, inputs, parent)
     if _jobs(jobs) > 1 and parent is None:
         raise ConfigError("jobs: runs in other processes are handed over as files; give out=, the folder to save them")
     jobs = min(jobs, len(points))
-    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, track, settings)
+    workers = 1 if workers is None and jobs > 1 else workers
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, track, settings)
     check_ready([point.experiment for point in points], runtime, inputs)
     laid = Laid() if parent is None else lay_out(points, runtime, overwrite, parent)
     try:
@@ -249,11 +249,11 @@ def tune(
     policies of your own must be registered.
     """
     inputs, jobs = Inputs(dataset, shards, network, data_folder), _jobs(jobs)
-    runtime = _runtime(device, workers or (None if jobs == 1 else 1), memory_gib, trainer, precision, None, settings)
+    workers = 1 if workers is None and jobs > 1 else workers
+    runtime = _runtime(device, workers, memory_gib, trainer, precision, None, settings)
     check_ready((), runtime, inputs)
-    names = [methods] if isinstance(methods, str | Method | Path) else list(methods)
     plan = tuning.plan(
-        names, task, Path(out), budget=budget, over=_axes(over, "over"), seeds=_seeds(seed),
+        _names(methods), task, usable(out), budget=budget, over=_axes(over, "over"), seeds=_seeds(seed),
         confirm=_seeds(confirm, "confirm"), rounds=rounds, settings=settings, inputs=inputs,
     )  # fmt: skip
     with bar(progress) as show:
@@ -350,10 +350,18 @@ def _runtime(
     return with_settings(parse(Runtime, chosen | {"precision": precision}, "runtime"), settings)
 
 
+def _names(methods: MethodLike | Sequence[MethodLike]) -> list[MethodLike]:
+    if isinstance(methods, str | Method | Path):
+        return [methods]
+    if not isinstance(methods, Sequence) or not methods:
+        raise ConfigError(f"methods: {quoted(methods)} is neither a method nor a list of some")
+    return list(methods)
+
+
 def _seeds(seed: int | Sequence[int], name: str = "seed") -> list[int]:
     if isinstance(seed, int):
         return [seed]
-    if isinstance(seed, str) or not isinstance(seed, Sequence | range) or not seed:
+    if not isinstance(seed, Sequence) or not seed or not all(isinstance(one, Integral) for one in seed):
         raise ConfigError(f"{name}: {quoted(seed)} is neither a seed nor a list of some")
     return list(seed)
 

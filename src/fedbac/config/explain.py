@@ -62,7 +62,7 @@ def _change(assignment: str) -> Change:
 
 def override(tree: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
     """Return the tree with each setting changed."""
-    out = _copy(tree)
+    out = dict(tree)
     for path, value, source in changes:
         *parents, leaf = path.split(".")
         node = out
@@ -72,18 +72,15 @@ def override(tree: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, An
                 child = node[parent] = {}
             if isinstance(child, str) and parent in CHOSEN:
                 child = node[parent] = of_kind(child)
-            if not isinstance(child, dict):
+            if not isinstance(child, Mapping):
                 found = "a list; give all of it" if isinstance(child, list) else "a value, not a group of settings"
                 raise ConfigError(f"{source}: {quoted(parent)} is {found}")
+            child = node[parent] = dict(child)  # a copy of what is on the way, and of nothing else
             node = child
         if leaf == "kind" and value != node.get("kind"):
             node.clear()  # the settings of one kind mean nothing to another
         node[leaf] = value
     return out
-
-
-def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
 
 
 def _explain(cls: type[Settings], detail: Any, parent: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from fedbac.errors import ConfigError, quoted
+from fedbac.files import as_path
 from fedbac.report.groups import begun
 from fedbac.report.outcome import final, outcome, warnings
 from fedbac.report.page import write_report
@@ -20,7 +22,10 @@ class _Report(ModuleType):
     ``fedbac.report(runs)`` must go on to work."""
 
     def __call__(self, runs: StoredRun | Sequence[StoredRun], path: Path | str = "report.html") -> Path:
-        return write_report(begun([runs] if isinstance(runs, StoredRun) else list(runs)), Path(path))
+        given = [runs] if isinstance(runs, StoredRun) else runs
+        if not isinstance(given, Sequence) or not all(isinstance(run, StoredRun) for run in given):
+            raise ConfigError(f"runs: {quoted(given)} is neither a run nor a list of some; fedbac.load reads them")
+        return write_report(begun(given), as_path("path", path))
 
 
 sys.modules[__name__].__class__ = _Report

@@ -101,7 +101,7 @@ def begun(runs: Sequence[StoredRun]) -> list[StoredRun]:
 def summarized(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """Return the runs with a summary of all their records; a run that was cut off has none, or an old one."""
     if not runs:
-        raise ValueError("no runs to report; give at least one run")
+        raise ConfigError("no runs to report; give at least one run")
     for run in runs:
         if not run.records:
             raise ValueError(f"run {run.name!r} has no complete round yet; report it after its first round")

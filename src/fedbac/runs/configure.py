@@ -12,6 +12,7 @@ from fedbac.config.text import read_yaml
 from fedbac.core.settings import Settings
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted, unknown
+from fedbac.files import as_path
 from fedbac.local import check_device
 from fedbac.models import Custom, UserNetwork
 from fedbac.presets import DEFAULT_TASK, methods, tasks
@@ -34,6 +35,16 @@ class Inputs:
     data_folder: Path | str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.dataset, Dataset | str | None):
+            kind = type(self.dataset).__name__
+            raise ConfigError(f"dataset: use fedbac.Dataset.from_arrays or from_torch to make one of this {kind}")
+        if not isinstance(self.shards, Shards | None):
+            raise ConfigError(f"shards: it must be fedbac.Shards, not {type(self.shards).__name__}")
+        if not (self.network is None or isinstance(self.network, str) or callable(self.network)):
+            kind = type(self.network).__name__
+            raise ConfigError(f"network: it must be an nn.Module or a function that returns one, not {kind}")
+        if self.data_folder is not None:
+            as_path("data_folder", self.data_folder)
         for field, named in (("network", self.network), ("dataset", self.dataset)):
             if isinstance(named, str) and ":" in named:
                 _typed(field, named)
@@ -82,22 +93,14 @@ def configure(
     if isinstance(inputs.dataset, str):
         changes["dataset"] = inputs.dataset
     elif inputs.dataset is not None:
-        if not isinstance(inputs.dataset, Dataset):
-            kind = type(inputs.dataset).__name__
-            raise ConfigError(f"dataset: use fedbac.Dataset.from_arrays or from_torch to make one of this {kind}")
         changes["dataset"] = inputs.dataset.name
     if inputs.shards is not None:
-        if not isinstance(inputs.shards, Shards):
-            raise ConfigError(f"shards: it must be fedbac.Shards, not {type(inputs.shards).__name__}")
         inputs.shards.checked()
         clients = inputs.shards.clients
         changes |= {"num_edges": len(clients), "clients_per_edge": tuple(map(len, clients))}
     if isinstance(inputs.network, str):
         changes["network"] = inputs.network
     elif inputs.network is not None:
-        if not callable(inputs.network):
-            kind = type(inputs.network).__name__
-            raise ConfigError(f"network: it must be an nn.Module or a function that returns one, not {kind}")
         name = getattr(inputs.network, "__name__", type(inputs.network).__name__)
         changes["network"] = Custom(name=name).model_dump()
     if rounds is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedbac.errors import ConfigError, RunFolderError, quoted
-from fedbac.files import make_folder, read_json, remove, write_whole
+from fedbac.files import as_path, make_folder, read_json, remove, write_whole
 
 LONGEST, KEPT = 200, 160
 """Bytes of a name that we make, and how many stay of a longer one; file systems take 255."""
@@ -24,7 +24,7 @@ def shortened(name: str) -> str:
 
 def usable(path: Path | str) -> Path:
     """Return a path, or raise a ConfigError where no file system could have it."""
-    path = Path(path)
+    path = as_path("folder", path)
     if "\0" in str(path):
         raise ConfigError(f"{quoted(str(path))}: a folder's name cannot hold the character NUL; choose another")
     try:

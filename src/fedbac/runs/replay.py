@@ -15,6 +15,7 @@ from fedbac.core import trees
 from fedbac.core.runtime import sealed
 from fedbac.core.state import State, flatten
 from fedbac.engines import Prefetching, connect
+from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Assembled, Federation, assemble
 from fedbac.models import frozen_sha256
 from fedbac.packages import fingerprint, is_file
@@ -50,6 +51,8 @@ def verify(
     count: int | None = None,
 ) -> Iterator[Verdict]:
     """Play rounds of a folder again: so many of those that follow a checkpoint or the start, or all there are."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise ConfigError(f"rounds: {quoted(count)} is no whole number from 1 on")
     experiment, runtime = experiment_in(folder, with_data=inputs.with_data)
     refuse_federation(runtime, str(folder.path))
     runtime = runtime.model_copy(update={"engine": "simulator", "address": None})
