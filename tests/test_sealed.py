@@ -148,6 +148,7 @@ def tolerant(work: Callable[[], object]) -> Callable[[], None]:
 
 
 if torch.cuda.is_available():
+    THERE = torch.ones(64, 64, device="cuda")
     RUNS["dropout on a GPU"] = lambda: records(network=Dropping, device="cuda")
     HOSTS |= {
         "autocast on the GPU": lambda: torch.autocast("cuda", dtype=torch.bfloat16),
@@ -155,9 +156,8 @@ if torch.cuda.is_available():
         "another stream": lambda: torch.cuda.stream(torch.cuda.Stream()),
         "somebody draws there": lambda: another_thread(tolerant(lambda: torch.rand(10, device="cuda"))),
         "somebody seeds there": lambda: another_thread(tolerant(lambda: torch.cuda.manual_seed(1))),
-        "somebody computes there": lambda: another_thread(lambda: torch.ones(64, 64, device="cuda") @ THERE),
+        "somebody computes there": lambda: another_thread(lambda: THERE @ THERE),
     }
-    THERE = torch.ones(64, 64, device="cuda")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The round in pfl (Apple's pfl-research): its FederatedAveraging and simulated backend, on a GPU, or a process per core
+"""The round in pfl (Apple's pfl-research): its FederatedAveraging and simulated backend, on a GPU or a process per core
 (``round.py`` starts it through torchrun), one thread each.
 """
 
