@@ -153,7 +153,7 @@ if torch.cuda.is_available():
     HOSTS |= {
         "autocast on the GPU": lambda: torch.autocast("cuda", dtype=torch.bfloat16),
         "GPU by default": lambda: torch.device("cuda"),
-        "another stream": lambda: torch.cuda.stream(torch.cuda.Stream()),
+        "another stream": lambda: torch.cuda.stream(torch.cuda.Stream()),  # type: ignore[no-untyped-call]
         "somebody draws there": lambda: another_thread(tolerant(lambda: torch.rand(10, device="cuda"))),
         "somebody seeds there": lambda: another_thread(tolerant(lambda: torch.cuda.manual_seed(1))),
         "somebody computes there": lambda: another_thread(lambda: THERE @ THERE),
