@@ -1,4 +1,4 @@
-"""Group normalization and the step of SGD of many clients on a GPU, against torch's; emulated on a CPU too."""
+"""Normalization and the step of SGD of many clients on a GPU, against torch's; emulated on a CPU too."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedbac.gpu import update
+from fedbac.gpu.batch_norm import BatchNorm
 from fedbac.gpu.driver import Module
 from fedbac.gpu.normalization import GroupNorm
 from tests.emulator import NO_COMPILER, EmulatedModule
@@ -45,6 +46,36 @@ def test_groups_are_normalized(channels: int, size: int, half: bool, device: str
 def test_groups_that_no_block_can_hold_are_left_to_torch() -> None:
     assert not GroupNorm(32, 56 * 56, False).covered
     assert GroupNorm(8, 32 * 32, False).covered
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("device", WHERE)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("channels", "size"), [(4, 48), (1, 140), (9, 7), (2, 514)])
+def test_batches_are_normalized_by_what_counts(channels: int, size: int, half: bool, device: str) -> None:
+    counts, batch, kind = (5, 2, 4), 5, torch.bfloat16 if half else torch.float32
+    torch.manual_seed(0)
+    x = (2 * torch.randn(batch, 3 * channels, size) + 7).to(kind)
+    scale, shift = torch.randn(2, 3 * channels)
+    count_BA = (torch.arange(batch)[:, None] < torch.tensor(counts)).float()
+    gradient = (torch.randn(x.shape) * count_BA.repeat_interleave(channels, 1)[..., None]).to(kind)
+    kernels = BatchNorm(size, half, load(device))
+    assert kernels.covered
+    share_BA = (count_BA / count_BA.sum(0)).to(device)
+    x_, scale_, shift_, gradient_ = (value.to(device) for value in (x, scale, shift, gradient))
+    found, moments = kernels.forward(x_, share_BA, scale_, shift_, 1e-5)
+    to_x, *others = kernels.back(x_, share_BA, scale_, moments, gradient_)
+    for client, count in enumerate(counts):
+        mine = slice(client * channels, (client + 1) * channels)
+        exact = [value.double().requires_grad_() for value in (x[:count, mine], scale[mine], shift[mine])]
+        right = F.batch_norm(exact[0], None, None, exact[1], exact[2], True, 0.0, 1e-5)
+        expected = torch.autograd.grad(right, exact, gradient[:count, mine].double())
+        here = [found[:count, mine], to_x[:count, mine], *(value[mine] for value in others)]
+        for one, other in zip(here, [right.detach(), *expected], strict=True):
+            assert (one.double().cpu() - other).norm() < (5e-3 if half and one.dtype == kind else 2e-5) * other.norm()
+        variance, mean = torch.var_mean(exact[0].detach(), (0, 2), correction=0)
+        torch.testing.assert_close(moments[:2, mine].double().cpu(), torch.stack([mean, variance]), rtol=1e-5, atol=0)
+        assert not to_x[count:, mine].any()
 
 
 @pytest.mark.parametrize("device", WHERE)

@@ -3,43 +3,15 @@
 // A block works for one group of channels of one image, whose numbers lie side by side, and reads them once: its threads
 // hold them. A warp has channels of its own, or several share one. Sums are taken in a fixed order.
 //
-// A header made by normalization.py comes before this text: CHANNELS of a group, their SIZE, WARPS of a block, SHARING
-// (warps for a channel), and HALF (bf16).
-
-#if HALF
-typedef unsigned short number;
-__device__ float as_float(number value) { return __int_as_float((unsigned)value << 16); }
-__device__ number as_number(float value) { return (number)pack_bf16(value, 0); }
-#else
-typedef float number;
-__device__ float as_float(number value) { return value; }
-__device__ number as_number(float value) { return value; }
-#endif
+// A header made by normalization.py comes before this text and that of sums.cu: CHANNELS of a group, their SIZE, WARPS
+// of a block, SHARING (warps for a channel), and HALF (bf16).
 
 enum {
-    N = SIZE % 4 == 0 ? 4 : SIZE % 2 == 0 ? 2 : 1,  // numbers that are read at once
     LANES = 32 * SHARING,
     TEAMS = WARPS / SHARING,
     OWN = (CHANNELS + TEAMS - 1) / TEAMS,  // channels of a warp
     TURNS = (SIZE + LANES * N - 1) / (LANES * N)
 };
-
-struct alignas(N * sizeof(number)) Numbers { number at[N]; };
-
-__device__ float over_warp(float value) {
-    for (int other = 16; other; other /= 2) value += __shfl_xor_sync(~0u, value, other);
-    return value;
-}
-
-__device__ float over_block(float value, float* room) {
-    value = over_warp(value);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
-    __syncthreads();
-    float sum = 0;
-    for (int warp = 0; warp < WARPS; ++warp) sum += room[warp];
-    return sum;
-}
 
 // Visit the thread's numbers: `work(channel, turn, place among the group's numbers)`, for channels j of its own.
 template <class Work>

@@ -44,7 +44,7 @@ class GroupNorm:
         """The compiled kernels."""
         sizes = {"CHANNELS": self.channels, "SIZE": self.size, "WARPS": self.warps, "HALF": int(self.half)}
         sizes["SHARING"] = self._sharing(self.warps)
-        return self.load("\n".join([header(sizes), text("intrinsics.cu", "normalization.cu")]))
+        return self.load("\n".join([header(sizes), text("intrinsics.cu", "sums.cu", "normalization.cu")]))
 
     def forward(self, x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """Return ``x [batch, groups · channels, …]`` normalized, and mean and factor of every group."""

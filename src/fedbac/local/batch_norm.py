@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedbac import gpu
 from fedbac.core.parts import Params
+from fedbac.gpu.batch_norm import BatchNorm, norm_for
 
 _COUNTS: ContextVar[Tensor | None] = ContextVar("counts", default=None)
 
@@ -85,51 +87,82 @@ def normalize(
 ) -> tuple[Tensor, Moments]:
     """Normalize ``x [batch, clients · channels, …]`` by the examples that count; scale and shift are [clients ·
     channels]. Those that do not count are normalized as the others are."""
-    out, mean, variance = _Normalized.apply(x, scale, shift, counts_BA, eps)  # type: ignore[no-untyped-call]
-    size_A = counts_BA.sum(0) * x.shape[2:].numel()
-    shape = size_A.numel(), -1
-    unbiased = size_A / (size_A - 1).clamp(min=1)
-    return out, Moments(mean.view(shape), variance.view(shape) * unbiased[:, None])
+    number_A, size = counts_BA.sum(0), x.shape[2:].numel()
+    kernels = norm_for(size, x.dtype == torch.bfloat16) if x.is_cuda and gpu.available() else None
+    known = kernels is not None and kernels.covered and x.dtype in (torch.float32, torch.bfloat16)
+    arithmetic = _ByKernels if known else _ByTorch
+    share_BA = counts_BA / number_A.clamp(min=1)
+    out, moments = arithmetic.apply(x, scale, shift, share_BA, eps, kernels)  # type: ignore[no-untyped-call]
+    mean, variance = moments[:2].reshape(2, len(number_A), -1)
+    unbiased = number_A * size / (number_A * size - 1).clamp(min=1)
+    return out, Moments(mean, variance * unbiased[:, None])
 
 
-class _Normalized(torch.autograd.Function):
-    """One pass for the moments of every image, which make those of batches; one pass to normalize."""
+class _ByTorch(torch.autograd.Function):
+    """The moments of every image make those of batches, without a copy of the images that count."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, counts_BA: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        share_BD = _shares(x, counts_BA)
-        variance_BD, mean_BD = (
-            torch.var_mean(x.float().flatten(2), -1, correction=0) if x.dim() > 2 else (0.0, x.float())
-        )
+        ctx: Any, x: Tensor, scale: Tensor | None, shift: Tensor | None, share_BA: Tensor, eps: float, kernels: None
+    ) -> tuple[Tensor, Tensor]:
+        share_BD = _each(share_BA, x)
+        variance_BD, mean_BD = torch.var_mean(x.float().reshape(*x.shape[:2], -1), -1, correction=0)
         mean = (share_BD * mean_BD).sum(0)
         variance = (share_BD * (variance_BD + (mean_BD - mean).square())).sum(0)
-        factor = (variance + eps).rsqrt()
-        slope = factor if scale is None else factor * scale
+        moments = torch.stack([mean, variance, (variance + eps).rsqrt()])
+        slope = moments[2] if scale is None else moments[2] * scale
         base = -mean * slope if shift is None else shift - mean * slope
-        ctx.save_for_backward(x, scale, mean, factor, share_BD)
-        ctx.mark_non_differentiable(mean, variance)
-        return torch.addcmul(_over(base, x), x, _over(slope, x)).to(x.dtype), mean, variance
+        ctx.save_for_backward(x, scale, share_BA, moments)
+        ctx.mark_non_differentiable(moments)
+        return torch.addcmul(_over(base, x), x, _over(slope, x)).to(x.dtype), moments
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, scale, mean, factor, share_BD = ctx.saved_tensors
-        gradient = gradients[0].float()
-        axes = [axis for axis in range(x.dim()) if axis != 1]
+        x, scale, share_BA, (mean, _, factor) = ctx.saved_tensors
+        gradient, axes = gradients[0].float(), [axis for axis in range(x.dim()) if axis != 1]
         normal = (x - _over(mean, x)) * _over(factor, x)
         level, along = gradient.sum(axes), (gradient * normal).sum(axes)
-        share = (share_BD / x.shape[2:].numel()).reshape(*share_BD.shape, *[1] * (x.dim() - 2))
+        share_BD = _each(share_BA, x) / x.shape[2:].numel()
+        share = share_BD.reshape(*share_BD.shape, *[1] * (x.dim() - 2))
         slope = factor if scale is None else factor * scale
         to_x = _over(slope, x) * (gradient - share * (_over(level, x) + normal * _over(along, x)))
-        wanted = ctx.needs_input_grad
-        return to_x.to(x.dtype), along if wanted[1] else None, level if wanted[2] else None, None, None
+        return _returned(ctx, to_x.to(x.dtype), along, level)
 
 
-def _shares(x: Tensor, counts_BA: Tensor) -> Tensor:
-    """Return which share of the mean of each channel of each client an example has."""
-    share_BA = counts_BA / counts_BA.sum(0).clamp(min=1)
-    return share_BA.repeat_interleave(x.shape[1] // counts_BA.shape[1], 1)
+class _ByKernels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        share_BA: Tensor,
+        eps: float,
+        kernels: BatchNorm,
+    ) -> tuple[Tensor, Tensor]:
+        x, share_BA = x.contiguous(), share_BA.contiguous()
+        slope, base = (None if value is None else value.contiguous() for value in (scale, shift))
+        out, moments = kernels.forward(x, share_BA, slope, base, eps)
+        ctx.save_for_backward(x, slope, share_BA, moments)
+        ctx.kernels = kernels
+        ctx.mark_non_differentiable(moments)
+        return out, moments
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, scale, share_BA, moments = ctx.saved_tensors
+        return _returned(ctx, *ctx.kernels.back(x, share_BA, scale, moments, gradients[0].contiguous()))
+
+
+def _returned(ctx: Any, to_x: Tensor, to_scale: Tensor, to_shift: Tensor) -> tuple[Tensor | None, ...]:
+    _, scaled, shifted, *_ = ctx.needs_input_grad
+    return to_x, to_scale if scaled else None, to_shift if shifted else None, None, None, None
+
+
+def _each(share_BA: Tensor, x: Tensor) -> Tensor:
+    """Return the share of every channel of every client."""
+    channels = x.shape[1] // share_BA.shape[1]
+    return share_BA[:, :, None].expand(-1, -1, channels).flatten(1)
 
 
 def _over(value_D: Tensor, x: Tensor) -> Tensor:
