@@ -28,7 +28,7 @@ from fedbac.personalization import Additive, Shared
 from tests.covering import first
 from tests.schemes import Branched, InTurns, Layered, Personal, Taught
 from tests.support import NO_GPU, Regular, deal, distance, federate, on_test, question, start_of
-from tests.trainers.reference import BASE, DATA, requests
+from tests.trainers.reference import BASE, DATA, requests, with_momentum
 
 SIZES = [[9, 8, 13], [8, 3], [9]]
 """Last batches of three or four examples: one alone has no statistics where a layer sees a number of it."""
@@ -43,11 +43,17 @@ def setting(user: Callable[[], nn.Module], sizes: Any = SIZES, **options: Any) -
 def compare(federation: Federation, scheme: Personalization, device: str = "cpu", close: float = 1e-5) -> None:
     """Train and judge by both."""
     parts = federation.network, scheme, federation.examples
-    loop, many, asked = LoopTrainer(*parts), VmapTrainer(*parts, torch.device(device)), requests(federation, scheme)
+    loop, many = LoopTrainer(*parts), VmapTrainer(*parts, torch.device(device))
+    asked = [with_momentum(request, None, federation) for request in requests(federation, scheme)]
     models = tuple(start_of(request, 0) for request in asked)
-    questions = [on_test(models, 1), question(models, "train", (2, 0, 4), paired=True)]
+    owners = 2, 0, 4
+    questions = [
+        on_test(models, 1), question(models, "train", owners, paired=True), question(models, "train", owners)
+    ]  # fmt: skip
     for found, right in zip(many.train(asked), loop.train(asked), strict=True):
         assert distance(found.parts_C, right.parts_C) < close
+        if federation.examples.training.optimizer.kind == "sgd":  # another has none that persists
+            assert distance(found.momentum or {}, right.momentum or {}) < 10 * close
         np.testing.assert_allclose(found.loss_C, right.loss_C, rtol=10 * close)
     for answer, expected in zip(many.evaluate(questions), loop.evaluate(questions), strict=True):
         np.testing.assert_allclose(answer.loss_VG, expected.loss_VG, rtol=10 * close)

@@ -74,12 +74,12 @@ class Moments(NamedTuple):
     def join(self, gathered: Sequence[Tensor], momentum: float | None, had_A: Tensor) -> None:
         """Move the statistics that clients with a batch have gathered, in place: mean, variance and, without a
         momentum, the number of batches."""
-        share_A: Tensor | float = 0.0 if momentum is None else momentum
+        share: Tensor | float = 0.0 if momentum is None else momentum
         if momentum is None:
             gathered[2].add_(had_A)
-            share_A = 1 / gathered[2].clamp(min=1)[:, None]
+            share = 1 / gathered[2].clamp(min=1)[:, None]
         for before, now in zip(gathered, self, strict=False):
-            before.copy_(torch.where(had_A[:, None], (1 - share_A) * before + share_A * now, before))
+            before.lerp_(torch.where(had_A[:, None], now, before), share)
 
 
 def normalize(
