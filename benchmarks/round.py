@@ -89,8 +89,7 @@ def ours(work: Work) -> Outcome:
     """Through the trainer that runs use."""
     pool.START_SECONDS = 0  # workers are started in the round that is not timed
     network = work.start()
-    precision = work.precision if work.words is None else "float32"  # of adapters; frozen weights have theirs
-    runtime = Runtime(device=work.device, trainer=work.trainer, precision=precision)
+    runtime = Runtime(device=work.device, trainer=work.trainer, precision=work.precision)
     trainer = make_trainer(network, work.scheme, work.examples, runtime)
     bank = work.scheme.init(lambda index: network, {"cloud": 1})
     (part,) = bank

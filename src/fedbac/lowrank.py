@@ -46,7 +46,8 @@ class LowRank(nn.Linear):
         if not slots:
             return out
         # Σ_o B_o A_o is one product of the B side by side with the A above each other.
-        low = _product(x.to(slots[0].a.dtype), torch.cat([slot.a for slot in slots], -2))
+        seen = x if torch.is_autocast_enabled(x.device.type) else x.to(slots[0].a.dtype)
+        low = _product(seen, torch.cat([slot.a for slot in slots], -2))
         return out + _product(self.scale * low, torch.cat([slot.b for slot in slots], -1)).to(out.dtype)
 
 

@@ -31,7 +31,7 @@ the gradient: of a vocabulary of 50,000 words they would take more memory than a
 SAME, ROUNDINGS = 1e-3, 8
 """So much of the largest logit may clients in one batch differ from clients alone, by rounding; more where frozen
 weights are coarse: so many times the precision of their numbers."""
-SHAKEN = 0.1
+SHAKEN = 0.02
 """By how much weights differ when it is tried out whether clients in one batch are as each is alone."""
 
 
