@@ -77,8 +77,6 @@ SPEED = RESULTS / "performance"
 TUNED = RESULTS / "rivals" / "tuning.jsonl"
 FLUKE = DOCS / "methods" / "against-fluke.md"
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
-SEVERAL = 5
-"""Commands that have an option from which on it is explained once, as a common one."""
 Group = tuple[str, type[Settings]]
 
 
@@ -278,17 +276,9 @@ def _allowed(schema: dict[str, Any], named: bool = True) -> str:
 
 
 def commands() -> str:
-    """Return the page of the command line: every command, and the options of several."""
-    leaves = dict(_leaves(typer.main.get_command(app), "fedbac"))
-    used: dict[tuple[str, str], list[str]] = {}
-    for name, command in leaves.items():
-        for given in command.params:
-            if given.param_type_name == "option":
-                meaning = " ".join((given.help or "").split()).partition(" Default: ")[0]
-                used.setdefault((given.opts[0], meaning.removesuffix(" Repeatable.")), []).append(name)
-    common = [key for key, names in used.items() if len(names) >= SEVERAL]
+    """Return the page of the command line: what every command does."""
     rows = []
-    for name, command in leaves.items():
+    for name, command in _leaves(typer.main.get_command(app), "fedbac"):
         arguments = (
             given.metavar or given.name.upper() for given in command.params if given.param_type_name != "option"
         )
@@ -296,14 +286,11 @@ def commands() -> str:
         rows.append([f"`{' '.join([name, *arguments]).replace('|', chr(92) + '|')}`", about])
     return f"""# Command line
 
-`fedbac COMMAND --help` says more, and lists all options. Exit status: 0 if all went well, 1 if a run failed, 2 if the
-command or its input is wrong, 130 after Ctrl-C. Written by `tools/make_docs.py`.
+`fedbac COMMAND --help` says more, and lists all options; `--set PATH=VALUE` changes any [setting](settings.md). Exit
+status: 0 if all went well, 1 if a run failed, 2 if the command or its input is wrong, 130 after Ctrl-C. Written by
+`tools/make_docs.py`.
 
 {table(["command", "what it does"], rows)}
-
-## Options of several commands
-
-{table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in common])}
 """
 
 

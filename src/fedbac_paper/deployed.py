@@ -41,8 +41,6 @@ def soak(results: Path) -> str:
         ("frozen for some seconds: cloud, edge, client", lambda phase: _counts(phase["freezes"])),
         ("runs, and rounds in all", lambda phase: f"{phase['runs']}, {phase['rounds']:,}"),
         ("rounds repeated", lambda phase: str(phase["again"])),
-        ("rounds in which a client failed", lambda phase: str(phase["with_failed"])),
-        ("rounds without an edge", lambda phase: str(phase["with_absent"])),
         *(
             (
                 f"seconds until {article} {role} took part again",
@@ -56,16 +54,15 @@ def soak(results: Path) -> str:
     return "\n".join(
         [
             "",
-            f"Sites were killed {kills} times; still, every run finished and no completed round was lost. "
-            "`python benchmarks/soak.py --only federation` sent `kill -9` at random moments to 2 edges and 4 "
-            f"clients, on {found['machine']}. In the first column only cloud and edges were killed, rounds needed "
-            "everybody, and all numbers equalled the simulator's. In the second, any site was killed, and one client "
-            "was enough.",
+            f"Sites were killed {kills} times; every run finished, and no completed round was lost. `python "
+            "benchmarks/soak.py --only federation` sent `kill -9` at random moments to 2 edges and 4 clients, on "
+            f"{found['machine']}. In the first column only cloud and edges were killed, rounds needed everybody, and "
+            "all numbers equalled the simulator's. In the second, any site was killed, and one client was enough.",
             "",
             table(["", *phases], [[title, *(cell(phase) for phase in phases.values())] for title, cell in rows]),
             "",
-            "Seconds are the median (maximum) from the restart to the end of the first round with the site. Only "
-            "clients had a training process to start.",
+            "Seconds: median (maximum) from the restart to the end of the first round with the site. Only clients had "
+            "a training process to start.",
             "",
         ]
     )
@@ -100,11 +97,10 @@ def bench(results: Path) -> str:
     return "\n".join(
         [
             "",
-            f"`benchmarks/deploy.py` ran `{found['method']}` with {found['edges']} edges of {found['clients']} clients "
-            f"each on {found['machine']}. Round 1 ended after {found['cold_start']:.0f} s; the median round "
-            f"then took {found['median_round']:.2f} s. For training, links carried at most {excess:.1f} % more than "
-            "the ledger counts (`bytes` in the record), for headers. MiB of the largest site of each kind, at work "
-            "with the training process:",
+            f"`benchmarks/deploy.py`: `{found['method']}` with {found['edges']} edges of {found['clients']} clients on "
+            f"{found['machine']}. Round 1 ended after {found['cold_start']:.0f} s; the median round then took "
+            f"{found['median_round']:.2f} s. For training, links carried at most {excess:.1f} % more than the ledger "
+            "counts (`bytes` in the record). MiB of the largest site of each kind, at work with the training process:",
             "",
             table(["", "RSS", "PSS"], memory),
             "",
