@@ -272,16 +272,22 @@ def _output(module: nn.Module, shape: Sequence[int], largest_token: int | None) 
             ) from error
         except Exception as error:  # whatever the user's code raises
             raise ConfigError(f"network: it cannot read examples of shape {list(shape)}: {error}") from error
-    if not isinstance(logits, Tensor):
+    if not isinstance(logits, Tensor) or logits.layout != torch.strided or logits.is_complex():
         raise ConfigError(
-            f"network: it must return a tensor of logits, not {type(logits).__name__}; one of transformers must be a "
-            "model with a head (AutoModelFor…)"
+            f"network: it must return a dense tensor of real logits, not {_kind(logits)}; one of transformers must "
+            "be a model with a head (AutoModelFor…)"
         )
     if not logits.requires_grad:
         raise ConfigError(
             "network: its output does not depend on any weight that can learn; is it detached, or made under no_grad()?"
         )
     return logits
+
+
+def _kind(output: object) -> str:
+    if not isinstance(output, Tensor):
+        return type(output).__name__
+    return f"{output.dtype}, {output.layout}".replace("torch.", "")
 
 
 def weights(module: nn.Module) -> Params:

@@ -127,7 +127,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"x_train": np.array([["a"], ["b"]]), "y_train": np.zeros(2, dtype=int)}, "x_train is text; give one of"),
     "bytes in a table": ({"x_train": np.zeros((3, 2), np.uint8), "y_train": np.zeros(3, int)}, "must be .N, C, H, W."),
     "missing numbers": ({"x_train": np.full((3, 2), np.nan), "y_train": np.zeros(3, dtype=int)}, "hold NaN"),
-    "tokens below 0": ({"x_train": np.full((3, 2), -1), "y_train": np.zeros(3, dtype=int)}, "tokens go down to -1"),
+    "tokens below 0": ({"x_train": np.full((3, 2), -1), "y_train": np.zeros(3, dtype=int)}, "tokens run from -1"),
     "splits that differ": (arrays() | {"x_test": np.zeros((6, 2))}, "differ from split to split: .*; make them alike"),
 }  # fmt: skip
 

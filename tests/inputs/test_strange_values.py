@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedbac
 from fedbac.cli.main import main
@@ -32,9 +32,27 @@ def loss(x: Any = X, y: Any = Y, network: Any = None) -> float:
     return float(run.records[-1]["loss"])
 
 
+class Made(nn.Module):
+    """What something makes of its input."""
+
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.make(x)
+
+
 def test_the_other_byte_order_is_the_same_data() -> None:
     assert loss(X.astype(">f4")) == loss(X.astype(">f8")) == loss(y=Y.astype(">i4")) == loss()
     assert loss(np.ma.masked_array(X, mask=False)) == loss()
+
+
+def test_tensors_and_long_numbers_are_the_same_data() -> None:
+    whole = torch.tensor(X)
+    assert loss(X.astype(np.longdouble)) == loss(whole.requires_grad_()) == loss(y=torch.tensor(Y)) == loss()
+    rough = whole.bfloat16()
+    assert loss(rough) == loss(rough.float())
 
 
 @pytest.mark.parametrize(
@@ -45,6 +63,12 @@ def test_the_other_byte_order_is_the_same_data() -> None:
         (np.ma.masked_array(X, mask=X > 0.5), Y, "masked in places"),
         (X, np.ma.masked_array(Y, mask=Y > 5), "masked in places"),
         (X, np.full(len(X), 1e300), "must be 1 finite numbers"),
+        (X, Y + 2**62, "num_classes is 4611686018427387914; it must be a whole number from 1 to"),
+        (np.full((300, 3), 2**62), Y, "tokens run from 4611686018427387904"),
+        (X, 3.0, "the data are 3.0; give an array"),
+        (X, [[1], [1, 2]], "the data are no array"),
+        (X, torch.eye(300).to_sparse(), "the data are no array"),
+        (X, torch.zeros(300, device="meta"), "the data are no array"),
     ],
 )
 def test_data_that_would_mislead_are_refused(x: Any, y: Any, problem: str) -> None:
@@ -60,6 +84,8 @@ def test_data_that_would_mislead_are_refused(x: Any, y: Any, problem: str) -> No
         (lambda: nn.Linear(64, 10).bfloat16(), "1.weight is bfloat16, but only float32 is trained"),
         (lambda: nn.Linear(64, 10, dtype=torch.complex64), "1.weight is complex64, but only float32 is trained"),
         (lambda: nn.LazyLinear(10), "1.weight is of a lazy layer"),
+        (lambda: nn.Sequential(nn.Linear(64, 10), Made(lambda x: x + 0j)), "real logits, not complex64, strided"),
+        (lambda: nn.Sequential(nn.Linear(64, 10), Made(Tensor.to_sparse)), "real logits, not float32, sparse_coo"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")

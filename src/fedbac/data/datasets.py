@@ -8,17 +8,20 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedbac.core.rng import stream
 from fedbac.core.settings import plain_name
-from fedbac.errors import ConfigError
+from fedbac.errors import ConfigError, quoted
 from fedbac.losses import IGNORED, Labels
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 LARGEST_FLOAT = np.finfo(np.float32).max
+MOST_TOKENS = 10_000_000
+"""Classes, numbers to predict or tokens that there may be: a network has weights for each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +92,11 @@ class Dataset:
             plain_name(str(self.name))
         except ValueError as error:
             raise ConfigError(f"data set: {error}") from error
+        if not isinstance(self.num_classes, int | np.integer) or not 1 <= self.num_classes <= MOST_TOKENS:
+            raise ConfigError(
+                f"data set {self.name!r}: num_classes is {quoted(self.num_classes)}; it must be a whole number from 1 "
+                f"to {MOST_TOKENS:,}, the largest label plus one"
+            )
         if self.y_train.shape[1:] != self.y_test.shape[1:] or self.y_train.dtype != self.y_test.dtype:
             raise ConfigError(
                 f"data set {self.name!r}: a label is {self.y_train.dtype} {self.y_train.shape[1:]} in y_train but "
@@ -256,8 +264,8 @@ def check_arrays(where: str, x: Array, y: Array, num_classes: int) -> None:
                 f"{where} images have shape {x.shape}; uint8 images must be [N, C, H, W] (give tokens as int64)"
             )
     elif x.dtype == np.int64:
-        if x.min() < 0:
-            raise ConfigError(f"{where} tokens go down to {x.min()}; tokens must be whole numbers from 0")
+        if x.min() < 0 or x.max() > MOST_TOKENS:
+            raise ConfigError(f"{where} tokens run from {x.min()} to {x.max()}; they must be 0 to {MOST_TOKENS:,}")
     elif not np.issubdtype(x.dtype, np.floating):
         raise ConfigError(
             f"{where} examples are {kind_of(x)}; give uint8 images, floating-point numbers or int64 tokens"
@@ -298,12 +306,29 @@ def as_examples(x: Array) -> Array:
     return np.require(x, requirements=("C", "W"))
 
 
-def _plain(array: Array) -> Array:
+def _plain(data: Any) -> Array:
     """Return an array in the byte order of this machine; one with masked entries is refused, as these are no data."""
-    if np.ma.is_masked(array):
+    if np.ma.is_masked(data):
         raise ConfigError("the data are masked in places; remove these examples, or replace the entries (filled)")
-    array = np.asarray(array)
+    array = _array(data)
+    if array.ndim == 0:
+        raise ConfigError(f"the data are {quoted(data)}; give an array with a row for each example")
+    if array.dtype == np.longdouble:  # which torch has not
+        with np.errstate(over="ignore"):  # infinite numbers are refused
+            return array.astype(np.float64)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _array(data: Any) -> Array:
+    """Return data as an array, also if they are a tensor that numpy does not read by itself."""
+    try:
+        if isinstance(data, Tensor):
+            return (data.float() if data.dtype == torch.bfloat16 else data).numpy(force=True)
+        return np.asarray(data)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the data are no array ({str(error).splitlines()[0]}); give numbers in rows of one length"
+        ) from error
 
 
 def _materialize(name: str, split: str, data: TorchDataset[Any]) -> tuple[Array, Array]:
@@ -313,8 +338,8 @@ def _materialize(name: str, split: str, data: TorchDataset[Any]) -> tuple[Array,
     examples, labels = [], []
     for index in range(num):
         x, y = data[index]
-        examples.append(x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x))
-        labels.append(y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y))
+        examples.append(_array(x))
+        labels.append(_array(y))
     for what, found in (("examples", examples), ("labels", labels)):
         shapes = {one.shape for one in found}
         if len(shapes) != 1:

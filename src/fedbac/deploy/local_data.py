@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from fedbac.core.rng import stream
-from fedbac.data.datasets import Array, as_examples, as_labels, channel_sums, check_arrays, kind_of, labels_of
+from fedbac.data.datasets import (
+    MOST_TOKENS,
+    Array,
+    as_examples,
+    as_labels,
+    channel_sums,
+    check_arrays,
+    kind_of,
+    labels_of,
+)
 from fedbac.data.partition import validation_count
 from fedbac.data.sources import arrays_of
 from fedbac.errors import ConfigError, DataNotFoundError, DeployError, quoted
@@ -18,7 +27,6 @@ SPLITS = ("train", "validation", "test")
 NUMBERS = ("uint8", "int64", "float32", "float64", "float16")
 """Number types of examples."""
 MOST_CLASSES = 100_000
-MOST_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True, eq=False)
