@@ -391,6 +391,7 @@ def texts() -> dict[Path, str]:
         DOCS / "performance.md": block(
             DOCS / "performance.md",
             performance.rounds(SPEED),
+            performance.peers(SPEED),
             performance.runs(SPEED),
             performance.several(SPEED),
             performance.scaling(SPEED),

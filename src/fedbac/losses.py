@@ -86,7 +86,7 @@ class NextToken(Settings):
 
     def loss(self, output: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
         """Return the mean cross-entropy over tokens; an example of which none counts has no loss."""
-        # A row for every token: with the words of a vocabulary on an axis between others, a GPU takes ten times as long.
+        # A row for every token: with the words on an axis between others, a GPU takes ten times as long.
         each = F.cross_entropy(output.flatten(0, -2), y.flatten(), ignore_index=IGNORED, reduction="none").view(y.shape)
         return _reduced(each.sum(-1) / (y != IGNORED).sum(-1).clamp(min=1), reduction)
 

@@ -37,6 +37,10 @@ KERNELS = {
 """What ``benchmarks/kernels.py`` times, and what it is."""
 
 
+USUAL = 100, 100, 32
+"""Clients, images of each, and batch size."""
+
+
 def rounds(folder: Path) -> str:
     """Return the table of single rounds, from the files that ``benchmarks/round.py --json`` wrote."""
     lines, before = [], ""
@@ -45,7 +49,7 @@ def rounds(folder: Path) -> str:
         lines.append(
             (
                 machine if machine != before else "",
-                f"{row['network']}, {str(row['shape']).replace('x', '×')}",
+                _work(row),
                 str(row["precision"]),
                 _number(row["loop_us_per_sample_step"]),
                 _number(row["us_per_sample_step"]),
@@ -55,6 +59,23 @@ def rounds(folder: Path) -> str:
         )
         before = machine
     return f"\n{table(('machine', 'network', 'precision', 'plain loop', 'ours', 'speed-up', 'path'), lines)}\n\n"
+
+
+def peers(folder: Path) -> str:
+    """Return how long others take on a GPU, from the file that ``benchmarks/round.py --peers --json`` wrote."""
+    row = json.loads((folder / "peers-gpu.json").read_text(encoding="utf-8"))
+    lines = [
+        (f"`{each['path']}`", _number(each["us_per_sample_step"]), _number(each["speedup_over_loop"]))
+        for each in row["contestants"]
+    ]
+    return f"\n{table((_work(row), 'µs per sample-step', 'speed-up over the loop'), lines)}\n\n"
+
+
+def _work(row: Row) -> str:
+    """Return what was done; of sizes, those that are not the usual."""
+    clients, images, batch = sizes = row["clients"], row["images"], row["batch"]
+    told = "" if sizes == USUAL else f"; {clients} × {images}, batch {batch}"
+    return f"{row['network']}, {str(row['shape']).replace('x', '×')}{told}"
 
 
 def runs(folder: Path) -> str:
