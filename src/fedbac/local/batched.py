@@ -28,6 +28,8 @@ from fedbac.models import weights
 LOGITS = 2**26
 """Logits that are held at once. Where a step has more, its loss is taken in chunks, whose logits are computed again for
 the gradient: of a vocabulary of 50,000 words they would take more memory than all the rest."""
+JUDGED_ON_GPU = 2**29
+"""The same in evaluation on a GPU, which keeps nothing for a gradient and is idle between small batches."""
 SAME, ROUNDINGS = 1e-3, 8
 """So much of the largest logit may clients in one batch differ from clients alone, by rounding; more where frozen
 weights are coarse: so many times the precision of their numbers."""
@@ -189,7 +191,8 @@ class BatchedTrainer(VmapTrainer):
 
     def _at_once(self, num_models: int) -> int:
         each = self.examples.dataset.num_classes * math.prod(self.examples.dataset.y_test.shape[1:]) * num_models
-        return max(1, min(EVALUATION_BATCH, LOGITS // each))
+        most = LOGITS if self.device.type == "cpu" else JUDGED_ON_GPU
+        return max(1, min(EVALUATION_BATCH, most // each))
 
     def _outputs(self, stack: Params, x: Tensor) -> Tensor:
         rows = x.expand(trees.count(stack), *x.shape)
