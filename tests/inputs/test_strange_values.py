@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -99,6 +99,38 @@ def test_what_no_checkpoint_holds_is_named(strange: Any) -> None:
     with pytest.raises(PolicyError, match=r"clustering/memory: a policy remembers .*, which no checkpoint can hold"):
         flatten({"clustering": {"memory": strange}})
     assert flatten({"a": np.arange(3, dtype=">f8")})["a"].tolist() == [0, 1, 2]
+
+
+class Count(NamedTuple):
+    rounds: Any
+
+
+class Forgetful(fedbac.Random):
+    """A policy of the user's that remembers something else than it began with."""
+
+    kind: Literal["forgetful"] = "forgetful"  # type: ignore[assignment]
+    learned: ClassVar[Any]
+
+    def init(self, num_members: int) -> Any:
+        return Count(np.zeros(1))
+
+    def learn(self, state: Any, evidence: Any, mask_N: Any) -> Any:
+        return Count(self.learned)
+
+
+ENDLESS: dict[str, Any] = {}
+ENDLESS["rounds"] = ENDLESS
+
+
+@pytest.mark.parametrize("learned", [1, 1.0, np.float64(1), ENDLESS, [np.ones(1)], np.array([{}]), np.array([1j])])
+def test_what_a_policy_comes_to_remember_can_be_saved(learned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no array would be in no checkpoint, and the run could not be resumed."""
+    monkeypatch.setattr(Forgetful, "learned", learned, raising=False)
+    method = fedbac.Method(name="forgetful", selection=Forgetful())
+    with pytest.raises(
+        PolicyError, match=r"selection .*: learn\(\) and act\(\) must return an array of numbers as field"
+    ):
+        fedbac.run(method, TASK, dataset=DATA, rounds=1, device="cpu", workers=1)
 
 
 def test_settings_that_contain_themselves_are_one_sentence() -> None:

@@ -111,13 +111,14 @@ def _typed(value: Any) -> str:
 
 
 def checked_state(column: str, policy: Any, state: Any, before: Any) -> Any:
-    """Return a policy's new state if it is of the kind that it was."""
+    """Return a policy's new state if it is of the kind that it was and can be saved."""
     wanted, found = type(before).__name__, type(state).__name__
     _require(
         type(state) is type(before),
         f"{_named(column, policy)}: learn() and act() must hand the state on, a {wanted}, not a {found}; is a return "
         "missing?",
     )
+    check_savable(_named(column, policy), "learn() and act()", state)
     return state
 
 
