@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import fedbac
 from fedbac.cli.main import main
 from fedbac.core.state import flatten
-from fedbac.data import toy
+from fedbac.data import load, toy
 from fedbac.engines import simulator
-from fedbac.errors import ConfigError, PolicyError, RunInUseError
+from fedbac.errors import ConfigError, DataNotFoundError, PolicyError, RunInUseError
 from tests.store.damage import TASK
 from tests.test_cli import SMALL
 
@@ -48,6 +48,20 @@ def test_the_other_byte_order_is_the_same_data() -> None:
     assert loss(np.ma.masked_array(X, mask=False)) == loss()
 
 
+def test_a_file_says_how_many_classes_there_are(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"x_train": X, "y_train": Y % 5, "x_test": X, "y_test": Y % 5}
+    np.savez(tmp_path / "own.npz", num_classes=7, **arrays)
+    assert load(str(tmp_path / "own.npz")).num_classes == 7
+    np.savez(tmp_path / "own.npz", num_classes=2**62, **arrays)
+    with pytest.raises(DataNotFoundError, match="num_classes is 4611686018427387904; it must be a whole number"):
+        load(str(tmp_path / "own.npz"))
+
+
+def test_a_single_number_is_no_data() -> None:
+    with pytest.raises(ConfigError, match=r"the data are 3\.0; give an array with an example in every row"):
+        fedbac.Dataset.from_arrays("own", X, np.array(3.0), X, Y)
+
+
 def test_tensors_and_long_numbers_are_the_same_data() -> None:
     whole = torch.tensor(X)
     assert loss(X.astype(np.longdouble)) == loss(whole.requires_grad_()) == loss(y=torch.tensor(Y)) == loss()
@@ -64,10 +78,10 @@ def test_tensors_and_long_numbers_are_the_same_data() -> None:
         (X, np.ma.masked_array(Y, mask=Y > 5), "masked in places"),
         (X, np.full(len(X), 1e300), "must be 1 finite numbers"),
         (X, Y + 2**62, "num_classes is 4611686018427387914; it must be a whole number from 1 to"),
+        (X, Y + 100_000, "whole number from 1 to 100,000"),
+        (X[:, :, :0], Y, r"examples have shape \(1, 0, 8\), so nothing is in them"),
         (np.full((300, 3), 2**62), Y, "tokens run from 4611686018427387904"),
-        (X, 3.0, "the data are 3.0; give an array"),
         (X, [[1], [1, 2]], "the data are no array"),
-        (X, torch.eye(300).to_sparse(), "the data are no array"),
         (X, torch.zeros(300, device="meta"), "the data are no array"),
     ],
 )

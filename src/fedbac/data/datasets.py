@@ -20,8 +20,9 @@ from fedbac.losses import IGNORED, Labels
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 LARGEST_FLOAT = np.finfo(np.float32).max
-MOST_TOKENS = 10_000_000
-"""Classes, numbers to predict or tokens that there may be: a network has weights for each."""
+MOST_CLASSES, MOST_TOKENS = 100_000, 10_000_000
+"""Classes, and tokens or numbers to predict, that there may be: data are dealt class by class, and a network has
+weights for each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +93,11 @@ class Dataset:
             plain_name(str(self.name))
         except ValueError as error:
             raise ConfigError(f"data set: {error}") from error
-        if not isinstance(self.num_classes, int | np.integer) or not 1 <= self.num_classes <= MOST_TOKENS:
+        most = MOST_CLASSES if self.labels == "classes" else MOST_TOKENS
+        if not isinstance(self.num_classes, int | np.integer) or not 1 <= self.num_classes <= most:
             raise ConfigError(
                 f"data set {self.name!r}: num_classes is {quoted(self.num_classes)}; it must be a whole number from 1 "
-                f"to {MOST_TOKENS:,}, the largest label plus one"
+                f"to {most:,}, the largest label plus one"
             )
         if self.y_train.shape[1:] != self.y_test.shape[1:] or self.y_train.dtype != self.y_test.dtype:
             raise ConfigError(
@@ -130,6 +132,8 @@ class Dataset:
         y_train, y_test = as_labels(name, "y_train", y_train), as_labels(name, "y_test", y_test)
         if num_classes is None and y_train.dtype == np.float32:
             num_classes = y_train.shape[1]
+        elif isinstance(num_classes, np.ndarray) and num_classes.ndim == 0:  # as a file holds it
+            num_classes = num_classes.item()
         elif num_classes is None:
             num_classes = int(max(y_train.max(initial=-1), y_test.max(initial=-1))) + 1
         return cls(name, as_examples(x_train), y_train, as_examples(x_test), y_test, num_classes, tiers)
@@ -251,6 +255,8 @@ def check_arrays(where: str, x: Array, y: Array, num_classes: int) -> None:
         raise ConfigError(
             f"{where} set has {len(x)} examples and {len(y)} labels; it needs as many of each, at least one"
         )
+    if not x[0].size:
+        raise ConfigError(f"{where} examples have shape {x.shape[1:]}, so nothing is in them")
     if y.dtype == np.float32:
         if y.shape[1] != num_classes or not np.isfinite(y).all():
             raise ConfigError(f"{where} labels must be {num_classes} finite numbers each")
@@ -312,7 +318,7 @@ def _plain(data: Any) -> Array:
         raise ConfigError("the data are masked in places; remove these examples, or replace the entries (filled)")
     array = _array(data)
     if array.ndim == 0:
-        raise ConfigError(f"the data are {quoted(data)}; give an array with a row for each example")
+        raise ConfigError(f"the data are {quoted(array.item())}; give an array with an example in every row")
     if array.dtype == np.longdouble:  # which torch has not
         with np.errstate(over="ignore"):  # infinite numbers are refused
             return array.astype(np.float64)

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbac.core.rng import stream
 from fedbac.data.datasets import (
+    MOST_CLASSES,
     MOST_TOKENS,
     Array,
     as_examples,
@@ -26,7 +27,6 @@ from fedbac.losses import Labels
 SPLITS = ("train", "validation", "test")
 NUMBERS = ("uint8", "int64", "float32", "float64", "float16")
 """Number types of examples."""
-MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True, eq=False)

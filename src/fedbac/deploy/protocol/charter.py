@@ -26,8 +26,8 @@ from fedbac.core.queries import Split
 from fedbac.core.settings import IntArray
 from fedbac.core.state import flatten
 from fedbac.data import fixed_normalization
-from fedbac.data.datasets import MOST_TOKENS
-from fedbac.deploy.local_data import MOST_CLASSES, NUMBERS
+from fedbac.data.datasets import MOST_CLASSES, MOST_TOKENS
+from fedbac.deploy.local_data import NUMBERS
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import ROOM, WireError
 from fedbac.deploy.settings import client_name, edge_name
