@@ -316,6 +316,14 @@ def test_others_are_refused_and_a_run_goes_one_by_one(
     assert said in line
 
 
+def test_dropout_beside_it_is_no_obstacle_and_repeats_itself() -> None:
+    federation = setting(lambda: Regular(dropout=0.5, norm=True))
+    asked, parts = requests(federation, Shared()), (federation.network, Shared(), federation.examples)
+    runs = [VmapTrainer(*parts, CPU).train(asked) for _ in range(2)]
+    for one, other in zip(*runs, strict=True):
+        assert distance(one.parts_C, other.parts_C) == 0
+
+
 def test_gradients_of_single_examples_are_refused() -> None:
     federation = setting(Plain)
     with pytest.raises(ConfigError, match=r"has buffers .*so its examples have no gradients of their own"):

@@ -327,7 +327,9 @@ def _batch_norm(layer: Any, plain: Forward) -> Forward:
         *gathered: Tensor,
     ) -> Tensor:  # fmt: skip
         x = _folded(x, dims[0], clients)
-        counts_BA = x.new_ones((len(x), clients)) if counts is None else _first(counts, dims[3], clients).T
+        counts_BA = (
+            torch.ones((len(x), clients), device=x.device) if counts is None else _first(counts, dims[3], clients).T
+        )
         normal, moments = batch_norm.normalize(
             x, flat(scale, dims[1], clients), flat(shift, dims[2], clients), counts_BA, layer.eps
         )
