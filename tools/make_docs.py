@@ -158,7 +158,7 @@ SHOWN = ("number", "integer", "boolean")
 """Types that a default shows."""
 TYPES = {
     "number": "number",
-    "integer": "whole number",
+    "integer": "integer",
     "boolean": "`true`, `false`",
     "null": "`null`",
     "array": "list",
@@ -185,7 +185,7 @@ def settings(name: str) -> str:
     lines = [
         f"# Settings: {about}",
         "",
-        "[All settings](../settings.md), [questions (C.n)](../open-questions.md). Written by `tools/make_docs.py`.",
+        "[How to read this](../settings.md). Written by `tools/make_docs.py`.",
     ]
     told: dict[str, str] = {}
     for path, cls in groups:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Method, Task
-from fedbac.core.parts import judged_parts
 from fedbac.core.settings import Settings
 from fedbac.presets import DEFAULT_TASK, tasks
 from fedbac.presets.methods import METHODS
@@ -62,7 +61,6 @@ setting. [Against fluke](methods/against-fluke.md) compares eight with another p
 ## The pages of methods
 
 - Choices are those other than the defaults; links lead to rules and equations.
-- A method predicts with the shared network, or its cluster's, if no parts are named.
 - **Our reading:** the original's full definition could not be found.
 - {costs.ABOUT}
 
@@ -103,10 +101,7 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
         source = f"{note.reference}." if first == method else f"Source: [`{first}`](#{first})."
         reading = " **Our reading.**" if note.interpretation else ""
         sections += ["", f"## {method}", "", f"{note.summary}{reading}", "", *[source, ""] * (base is note)]
-        predicts = _predicts_with(METHODS[method](task))
-        sections += [
-            f"Choices: {_choices(METHODS[method](task), rules)}.{f' Predicts with {predicts}.' * bool(predicts)}"
-        ]
+        sections.append(f"Choices: {_choices(METHODS[method](task), rules)}.")
         own = [said for said in note.differences if base is note or said not in base.differences]
         differences = [*own, *costs.lines(method, results / "methods")]
         title = "Differences" if len(own) == len(note.differences) else "Further differences"
@@ -115,14 +110,6 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
         f"# {TITLES[name]}\n\n[How to read this](../methods.md#the-pages-of-methods). Written by `tools/make_docs.py`."
     )
     return head + "\n" + "\n".join(sections) + "\n"
-
-
-def _predicts_with(method: Method) -> str:
-    """Return the parts with which a method predicts, and whose each is; nothing for one of the cloud or a cluster."""
-    scopes = {part: method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
-    if list(scopes.items()) in ([("global", "cloud")], [("cluster", "cluster")]):
-        return ""
-    return ", ".join(f"`{part}` ({scope})" for part, scope in scopes.items())
 
 
 def _unusual(method: Method) -> dict[str, Any]:

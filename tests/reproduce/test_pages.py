@@ -230,22 +230,18 @@ def test_a_seed_that_never_reaches_a_target_counts_with_its_whole_run() -> None:
 
 def test_candidates_are_compared_on_the_seeds_they_share() -> None:
     whole = invented.results("calibration", lambda cell, seed: 0.8 if seed == 0 else 0.2 + 0.01 * len(cell.variant))
-    task, column = "svhn", "RMS over 0, which all share"
+    task, column = "svhn", "RMS over seeds 0"
     whole = invented.without(invented.without(whole, task, "batch 64", 1), task, "batch 64", 2)
     text, section = page(whole), task_name(task, alpha=False)
     anchors = [all_numbers()["accuracy"][name]["hierfavg"] for name in ("svhn", "svhn-severe")]
     off = (sum((80 - anchor) ** 2 for anchor in anchors) / 2) ** 0.5
     for name in ("batch 64", "batch 128", "batch 64, crops and flips"):
         assert cell_of(text, section, column, name) == f"{off:.2f}"
-    assert cell_of(text, section, "over seeds", "batch 64") == "0"
-    assert cell_of(text, section, "RMS", "batch 64") == f"{off:.2f}"
-    assert cell_of(text, section, "over seeds", "batch 128") == "0, 1, 2"
-    assert float(cell_of(text, section, "RMS", "batch 128")) > 2 * off
-    assert "RMS over 0, 1, 2, which all share" in text, "the other data sets share all seeds"
+    assert "RMS over seeds 0, 1, 2 |" in text, "the other data sets share all seeds"
     for seed in range(3):
         whole = invented.without(whole, "svhn-severe", "batch 128", seed)
     text = page(whole)
-    assert cell_of(text, section, column, "batch 128") == cell_of(text, section, "over seeds", "batch 128") == "–"
+    assert cell_of(text, section, column, "batch 128") == "–"
 
 
 def test_the_small_tasks_say_when_the_last_edge_moved() -> None:

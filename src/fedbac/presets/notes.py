@@ -252,7 +252,9 @@ NOTES: dict[str, Note] = {
     ),
     "fedbabu": _note(FEDBABU, FEDBABU_SUMMARY, FINE_TUNING),
     "fedbabu-edges": _note(FEDBABU, "FedBABU on edges.", FINE_TUNING),
-    "ditto": _note(DITTO, "A shared network, and one per client that is pulled towards it.", *DITTO_DIFFERENCES),
+    "ditto": _note(
+        DITTO, "A shared network, and one per client that is pulled towards it and predicts.", *DITTO_DIFFERENCES
+    ),
     "ditto-edges": _note(
         DITTO,
         "Ditto with a personal network per edge.",
@@ -270,7 +272,7 @@ NOTES: dict[str, Note] = {
     "apfl-edges": _note(APFL, "APFL with a personal network per edge.", *APFL_DIFFERENCES),
     "pfedme": _note(
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
-        "A shared network and one per client, each pulled towards the other.",
+        "A shared network and one per client, which predicts, each pulled towards the other.",
         "Rounds have the task's epochs, not 20 batches.",
         "Only selected clients train; in the authors' code all do.",
     ),
