@@ -26,7 +26,7 @@ class Mean(Settings):
     kind: Literal["mean"] = "mean"
     needs: ClassVar[Literal["sum", "all"]] = "sum"
     secret: bool = False
-    """Whether an edge sees no more of its clients than sums."""
+    """Whether an edge sees only sums of its clients."""
     threshold: Annotated[int, Field(ge=2, le=129)] = 3
     """With ``secret``: the fewest clients whose sum may be seen."""
     bound: Annotated[float, Field(gt=0, le=1000)] = 8.0
@@ -48,11 +48,11 @@ Faulty = Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | Annotated[float, Field(ge
 
 class NearestNeighbours(Settings):
     """Nearest-neighbour mixing (Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, 2023): every change becomes the
-    mean of the n − f that are nearest to it, itself among them. So honest children of unlike data become more alike."""
+    mean of the n − f nearest to it, itself included, which makes honest children of unlike data more alike."""
 
     kind: Literal["nnm"] = "nnm"
     faulty: Faulty = 0.2
-    """Share of the children that may lie, or f itself, as in the rule that follows."""
+    """As in the rule that follows."""
 
     def mix(self, change_CD: Tensor) -> Tensor:
         """Return as many changes, mixed."""
@@ -64,12 +64,11 @@ class NearestNeighbours(Settings):
 
 
 class Bucketing(Settings):
-    """The means of buckets of a few changes each, drawn at random (Karimireddy, He, Jaggi, 2022). The draw follows from
-    the bits of all changes, so it needs no seed."""
+    """The means of random buckets of changes (Karimireddy, He, Jaggi, 2022), drawn by the bits of all changes."""
 
     kind: Literal["bucketing"] = "bucketing"
     size: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = 2
-    """Changes in a bucket; the last may have fewer."""
+    """Changes in a bucket, but perhaps the last."""
 
     def mix(self, change_CD: Tensor) -> Tensor:
         """Return a change for each bucket."""
@@ -96,14 +95,14 @@ class OneVoice(Settings):
     """Children that say nearly the same count once, by their mean: those who agree on a lie do, honest children of
     unlike data do not (after FoolsGold: Fung, Yoon, Beschastnikh, 2020).
 
-    Nearly the same are two whose distance is below ``within`` times the median of all children's distances to their
-    nearest other, and whoever is linked by such pairs. Fewer than half cannot move the median, so that honest children
-    that are alike, as of like data, keep their voices.
+    Nearly the same are two nearer than ``within`` times the median of all children's distances to their nearest other,
+    and whoever such pairs link. Fewer than half cannot move the median, so honest children of like data keep their
+    voices.
     """
 
     kind: Literal["one_voice"] = "one_voice"
     within: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """The share of the median distance below which two say the same."""
+    """Share of the median distance."""
 
     def mix(self, change_CD: Tensor) -> Tensor:
         """Return a change for each voice."""
@@ -124,7 +123,7 @@ class Robust(Settings, ABC):
     kind: str
     needs: ClassVar[Literal["sum", "all"]] = "all"
     before: Annotated[NearestNeighbours | Bucketing | OneVoice, Field(discriminator="kind"), BareKind] | None = None
-    """What comes before the rule: nearest-neighbour mixing (``nnm``), ``bucketing``, ``one_voice``, or nothing."""
+    """First ``nnm``, ``bucketing``, ``one_voice``, or nothing."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return one change for all, whatever examples they claim."""
@@ -167,7 +166,7 @@ class TrimmedMean(Robust):
 
     kind: Literal["trimmed_mean"] = "trimmed_mean"
     faulty: Faulty = 0.2
-    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
+    """Share of children that may lie: f = ⌈faulty · n⌉, at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
 
     def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
         """Return the trimmed means."""
@@ -183,7 +182,7 @@ class Krum(Robust):
 
     kind: Literal["krum"] = "krum"
     faulty: Faulty = 0.2
-    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
+    """Share of children that may lie: f = ⌈faulty · n⌉, at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
     multi: bool = False
     """Multi-Krum: the mean of the n − f best children."""
 
@@ -197,12 +196,12 @@ class Krum(Robust):
 
 
 class MinimumDiameter(Robust):
-    """Minimum-diameter averaging (El Mhamdi, Guerraoui, Rouault, 2018): the mean of the n − f children whose furthest
-    two are nearest. All subsets are tried, so it is for few children."""
+    """The mean of the n − f children whose furthest two are nearest (El Mhamdi, Guerraoui, Rouault, 2018). All subsets
+    are tried, so it is for few children."""
 
     kind: Literal["minimum_diameter"] = "minimum_diameter"
     faulty: Faulty = 0.2
-    """Share of the children that may lie: f = ⌈faulty · n⌉ of n, and at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
+    """Share of children that may lie: f = ⌈faulty · n⌉, at most ⌊(n − 1) / 2⌋; or f itself, from 1."""
 
     def rule(self, change_CD: Tensor, faulty: int) -> Tensor:
         """Return the mean of the first subset of the smallest diameter."""
@@ -219,7 +218,7 @@ class MinimumDiameter(Robust):
 
 
 class GeometricMedian(Robust):
-    """The point whose sum of distances to all children is smallest.
+    """The point with the smallest sum of distances to all children.
 
     Found by the smoothed Weiszfeld algorithm (Pillutla, Kakade, Harchaoui, 2022): z ← Σ_i β_i Δ_i / Σ_i β_i with β_i =
     1 / max(ν, ‖Δ_i − z‖), from z = 0. It holds while fewer than half lie. Of two children it is a point between them.
@@ -241,12 +240,12 @@ class GeometricMedian(Robust):
 
 
 class CentredClipping(Robust):
-    """The mean of changes that are cut to a length (Karimireddy, He, Jaggi, 2021): v ← v + 1/n Σ_i (Δ_i − v) min(1, τ /
-    ‖Δ_i − v‖), from v = 0, the last model. A fixed τ bounds any number of liars."""
+    """The mean of changes cut to a length (Karimireddy, He, Jaggi, 2021): v ← v + 1/n Σ_i (Δ_i − v) min(1, τ / ‖Δ_i −
+    v‖), from v = 0, the last model. A fixed τ bounds any number of liars."""
 
     kind: Literal["centred_clipping"] = "centred_clipping"
     radius: Positive | None = None
-    """τ; by default the median of the children's distances to v, which holds while fewer than half lie."""
+    """τ; default: the median of children's distances to v, which holds while fewer than half lie."""
     iterations: Annotated[int, Field(gt=0, le=1000)] = 3
     """How often v moves."""
 

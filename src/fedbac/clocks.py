@@ -24,7 +24,7 @@ class _Barrier(Settings):
 
 
 class Synchronous(_Barrier):
-    """Everybody who started is waited for, within the deadline of ``task.world`` if it has one."""
+    """Everybody who started is waited for, within any deadline of ``task.world``."""
 
     kind: Literal["synchronous"] = "synchronous"
     timed: ClassVar[bool] = False
@@ -35,14 +35,14 @@ class Synchronous(_Barrier):
 
 
 class Deadline(_Barrier):
-    """A round ends after so many seconds, and what comes later is lost; if nothing is in time, the first counts."""
+    """What comes later than so many seconds is lost; if nothing is in time, the first counts."""
 
     kind: Literal["deadline"] = "deadline"
     timed: ClassVar[bool] = True
     seconds: Positive = 10.0
-    """How long an edge waits, in every round of its own."""
+    """How long an edge waits, in each of its rounds."""
     over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
-    """Start this many times as many clients as the selection wants; the first to finish count."""
+    """Start this many times as many clients as selected; the first to finish count."""
 
     def world(self, world: World) -> World:
         """Return the devices with this deadline."""
@@ -56,7 +56,7 @@ class _Late(Settings):
     timed: ClassVar[bool] = True
     holds: ClassVar[bool] = True
     exponent: NonNegative = 0.5
-    """a: how fast the weight of an old update falls; 0 counts all alike."""
+    """a: how fast an update's weight falls with age; 0: never."""
 
     def world(self, world: World) -> World:
         """Return the devices without a deadline or spare clients: nobody's work is lost."""
@@ -69,12 +69,12 @@ class _Late(Settings):
 
 
 class Buffered(_Late):
-    """FedBuff (Nguyen and others, 2022): a round ends when a buffer of updates is full. Whoever is not back goes on,
-    and its update counts when it arrives, the less the older it is."""
+    """FedBuff (Nguyen and others, 2022): a round ends when a buffer of updates is full. Others go on, and their updates
+    count when they arrive, the less the older."""
 
     kind: Literal["buffered"] = "buffered"
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Size of the buffer, as a share of those that are under way at a time; 1 waits for all."""
+    """Size of the buffer, as a share of those under way; 1 waits for all."""
 
     def enough(self, wanted: int) -> int:
         """Wait for a full buffer."""
@@ -82,7 +82,7 @@ class Buffered(_Late):
 
 
 class Asynchronous(_Late):
-    """Every arrival counts at once: a buffer of one."""
+    """A buffer of one."""
 
     kind: Literal["asynchronous"] = "asynchronous"
 

@@ -25,30 +25,30 @@ FAR = 200.0
 
 
 class Privacy(Settings):
-    """A promise of (ε, δ)-differential privacy for the training and validation data of a whole run.
+    """(ε, δ)-differential privacy for a run's training and validation data.
 
-    Neighbours differ in one client (``client``), or example (``example``), that contributes nothing; members and their
-    numbers of examples are known.
+    Neighbours differ in one client or example that contributes nothing; members and their numbers of examples are
+    known.
     """
 
     guarantee: Guarantee = "client"
-    """Whom it protects: a client with all its data, or a single example (DP-SGD: Abadi et al., 2016)."""
+    """Whom it protects: a client with all its data, or an example (DP-SGD: Abadi et al., 2016)."""
     clip: Positive = 1.0
-    """C: the largest L2 norm of a client's change over all parts, or of one example's gradient over all trained
+    """C: the largest L2 norm of a client's change over all parts, or of an example's gradient over all trained
     weights."""
     noise_multiplier: NonNegative | None = None
-    """σ: the standard deviation of the noise in a sum is σ · C. Give it, or ``epsilon``."""
+    """σ: noise in a sum has the standard deviation σ · C. Give it, or ``epsilon``."""
     epsilon: Positive | None = None
     """ε at the end of the run, from which σ follows."""
     delta: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-5
-    """δ, well below one over the number of those protected."""
+    """δ, well below one over the number of protected."""
     where: Literal["edge", "clients"] = "edge"
-    """Who adds the noise of ``client``: a trusted edge, once, or every client a share, σ · C / √fewest, which protects
-    sums whose terms nobody sees."""
+    """Who adds the noise of ``client``: a trusted edge, once, or every client a share, σ · C / √fewest, for sums whose
+    terms nobody sees."""
     fewest: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] | None = None
-    """The fewest clients of an edge whose sum is used; by default as many as an edge selects."""
+    """The fewest clients of an edge whose sum is used; default: as many as it selects."""
     most_examples: Examples = 1
-    """w: a client counts as min(n, w) examples; w times the noise gives the same privacy."""
+    """w: a client counts as min(n, w) examples, with w times the noise."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "Privacy":

@@ -59,13 +59,13 @@ class _Adaptive(Settings):
 
     active: ClassVar[bool] = True
     learning_rate: Positive = 0.00316
-    """η, of the server: 10^−2.5, the authors' choice for images of EMNIST."""
+    """η, of the server: 10^−2.5, the authors' choice for EMNIST."""
     beta_1: Decay = 0.9
     """β₁."""
     beta_2: Decay = 0.99
     """β₂."""
     tau: Positive = 1e-3
-    """τ, the degree of adaptivity: the smaller, the more."""
+    """τ: the smaller, the more adaptive."""
 
     def init(self, row_KD: Tensor) -> Memory:
         """Begin at rest."""
@@ -107,8 +107,7 @@ class Yogi(_Adaptive):
 class Dynamic(Settings):
     """The server of FedDyn (Acar and others, 2021): h ← h − α p Δ and w ← w + Δ − h / α, from h = 0.
 
-    p is the share of the owner's clients that took part, by examples, so p Δ is the sum of (n_i / n) Δ_i over those
-    that trained.
+    p is the share of the owner's examples that trained, so p Δ is the sum of (n_i / n) Δ_i over those clients.
     """
 
     kind: Literal["dynamic"] = "dynamic"

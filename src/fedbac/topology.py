@@ -24,7 +24,7 @@ class Hierarchical(Settings):
 
     kind: Literal["hierarchical"] = "hierarchical"
     edge_rounds: Epochs = 1
-    """κ2: edge averages per cloud round. With 1 and full participation HierFAVG is flat FedAvg (C.9)."""
+    """κ2: edge averages per cloud round; with 1 and all clients HierFAVG is FedAvg (C.9)."""
     tiers: ClassVar[int] = 3
 
     def sites(self, num_edges: int) -> tuple[tuple[int, ...], ...]:

@@ -166,6 +166,7 @@ def in_short(verdict: Verdict) -> str:
     if verdict.word in {"not run", "too few seeds"}:
         return f"**{verdict.word}**"
     told = re.sub(r"^holds in (\d+) of (\d+)", r"\1/\2", extent(verdict))
+    told = re.sub(r"refuted in (\d+)$", r"\1 refuted", told)
     return f"**{verdict.word}**, {told}".removesuffix(", ")
 
 

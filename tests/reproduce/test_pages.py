@@ -19,6 +19,7 @@ from fedbac_paper.results import Bytes, Results, read_results, write_results
 from fedbac_paper.settings import CALIBRATED
 from fedbac_paper.tables import fixed, ratio
 from fedbac_paper.tasks import SIX, task_name
+from fedbac_paper.verdicts import Verdict
 from tests.covering import first
 from tests.reproduce import invented
 
@@ -113,11 +114,16 @@ def test_verdicts_come_first_and_the_evidence_for_every_part_is_beside_them() ->
             told = claim.text if len(alike) == 1 else claim.sentence.format("Fed-BAC" if ours else "it")
             column = "verdict" if len(alike) == 1 else f"`{claim.subject}`"
             (shown,) = (dict(row)[column] for _, row in rows(text) if row[0][1] == told and column in dict(row))
-            assert shown.startswith(f"**{claim.verdict.word}**")
-            extent, *rest = claim.verdict.detail.split("; ")
-            assert extent.removeprefix("holds in ").replace(" of ", "/", 1) in shown.replace(" of ", "/", 1)
-            for part in (extent, *rest):
+            assert shown == pages.in_short(claim.verdict)
+            for part in claim.verdict.detail.split("; "):
                 assert [claim.text, claim.verdict.word, part.replace("−", "-")] in parts
+
+
+def test_a_verdict_is_a_word_and_how_many_parts_hold() -> None:
+    several = Verdict("not clear", "holds in 2 of 6, refuted in 1; SVHN: does not hold")
+    assert pages.in_short(several) == "**not clear**, 2/6, 1 refuted"
+    assert pages.in_short(Verdict("holds", "+1.00 ± 0.10 points")) == "**holds**, +1.00 ± 0.10 points"
+    assert pages.in_short(Verdict("not run", "a, b")) == "**not run**"
 
 
 def test_nothing_run_yet_is_a_page_too() -> None:

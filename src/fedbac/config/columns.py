@@ -83,7 +83,7 @@ Transforms = Annotated[
 
 
 class Links(Settings):
-    """What the four links of a method make of what is sent for training: a transform, or a list of them in their order.
+    """What links make of what is sent for training: a transform, or an ordered list of them.
 
     Down, the difference to what receivers have is sent; up, the change by training. What a codec leaves out is sent
     later (error feedback). ``clip`` and ``noise`` are for good; they go before codecs, and up only.

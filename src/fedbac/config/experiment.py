@@ -56,7 +56,7 @@ MAX_PAIRS = 4_000_000
 
 
 class Task(Settings):
-    """What is learned, from which data, spread how, with which network and local training."""
+    """What is learned, from which data, with which network and local training."""
 
     dataset: DataName = "fashion-mnist-mini"
     """A data set's name (see: fedbac data list), an ``.npz`` file with ``x_train``, ``y_train``, ``x_test``,
@@ -124,15 +124,13 @@ class Measurement(Settings):
     split: Split = "train"
     """The data it is measured on."""
     clients: Literal["trusted", "all", "selected"] = "trusted"
-    """Clients whom the selection policy trusts (else all), all clients of the edge, or those that trained in this
-    round."""
+    """Clients that selection trusts (else all), all of the edge, or those that trained in this round."""
     max_samples_per_client: Examples | None = 256
-    """Most examples of a client that are measured on, a fixed subset; null uses all."""
+    """Most examples of a client to measure on, a fixed subset; null: all."""
     average: Literal["mean", "median"] = "mean"
-    """How clients speak for their edge: by the mean, weighted by examples, or by the median, which a few liars cannot
-    move far."""
+    """How clients speak for their edge: by the mean, by examples, or the median, which few liars cannot move far."""
     location: Literal["clients", "edge"] = "clients"
-    """Who holds the data measured on, which decides what bytes are counted."""
+    """Who holds these data, for the bytes counted."""
 
 
 class Method(Settings, defer_build=True):
@@ -143,7 +141,7 @@ class Method(Settings, defer_build=True):
     topology: Annotated[Topology, TOPOLOGY] = Field(default_factory=TOPOLOGY.default)
     """Where clients meet: at edges, or at the cloud."""
     unit: Literal["edge", "client"] = "edge"
-    """What is clustered: sites with all their clients, or every client for itself."""
+    """What is clustered: sites with all their clients, or clients."""
     clustering: Annotated[ClusterPolicy, CLUSTERING] = Field(
         default_factory=partial(CLUSTERING.default, num_clusters=1)
     )
@@ -161,19 +159,19 @@ class Method(Settings, defer_build=True):
     step: Annotated[Step, STEP] = Field(default_factory=STEP.default)
     """What the cloud and clusters do with the combination, once a round."""
     clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
-    """When an edge goes on: with all of its clients, or with those that are back."""
+    """When an edge ends a round."""
     cloud_clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
-    """When the cloud goes on: with all of its edges, or with those that have answered."""
+    """When the cloud ends a round."""
     links: Links = Links()
     """What links make of what is sent for training; nothing by default."""
     privacy: Privacy | None = None
     """Differential privacy for clients or examples; none by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
-    """Weight of an edge at the cloud: all its examples, those of the clients that trained, or 1 (C.41)."""
+    """Weight of an edge at the cloud: all its examples, those that trained, or 1 (C.41)."""
     measurement: Measurement = Measurement()
     """How losses of clusters are measured."""
     judged: Literal["before_training", "after_training"] = "before_training"
-    """When its personal models are judged: as the round sends them out, or after local training."""
+    """When personal models are judged: as sent out, or after local training."""
     network: NetworkChoice | None = None
     """A network instead of the task's, for studies of capacity."""
     learning_rate: Positive | None = None

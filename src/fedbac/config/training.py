@@ -40,15 +40,15 @@ class Training(Settings):
     drop_last: bool = False
     """Leave out a last batch that is not full, unless it is the only."""
     learning_rate: Positive = 0.01
-    """η of the first round; with a warm-up, of the first round after it."""
+    """η of the first round (after the warm-up)."""
     schedule: Literal["exponential", "constant", "cosine"] = "exponential"
-    """How η_t changes: by ``learning_rate_decay``, not at all, or as a half wave down to ``floor``."""
+    """How η_t changes: by ``learning_rate_decay``, not, or by a half wave down to ``floor``."""
     learning_rate_decay: Annotated[float, Field(gt=0, le=1)] = 0.995
     """η_t = η · decay^(t−1), constant within a round (C.5)."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of ``cosine``: the share of η left after the last round."""
     warmup_rounds: RoundsOrNone = 0
-    """W: η_t = η · t/(W+1) in the first W rounds, before the schedule begins."""
+    """W: η_t = η · t/(W+1) in the first W rounds, before the schedule."""
     optimizer: OptimizerChoice = Sgd()
     """What clients train by."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -57,7 +57,7 @@ class Alteration(Transform):
 
 
 class Clip(Alteration):
-    """Scale a change down to an L2 norm if it is longer: one norm over all that the sender sends."""
+    """Scale down a change whose L2 norm, over all that the sender sends, is longer."""
 
     kind: Literal["clip"] = "clip"
     norm: Positive = 1.0
@@ -74,13 +74,13 @@ class Clip(Alteration):
 
 
 class GaussianNoise(Alteration):
-    """Add Gaussian noise to every entry; its standard deviation is ``multiplier`` times the norm of the preceding clip.
-    It comes from the run's seed, so it promises no privacy."""
+    """Add Gaussian noise to every entry, of ``multiplier`` times the preceding clip's norm. It comes from the run's
+    seed, so it gives no privacy."""
 
     kind: Literal["noise"] = "noise"
     needs_bound: ClassVar[bool] = True
     multiplier: NonNegative = 1.0
-    """Standard deviation as a multiple of the clip's norm."""
+    """Of the clip's norm."""
 
     def alter(self, change: Tensor, bound: float | None, rng: Rng) -> Tensor:
         """Return Δ + N(0, (multiplier · norm)²)."""
@@ -114,11 +114,11 @@ class Codec(Transform):
 
 
 class TopK(Codec):
-    """Send the largest entries of each tensor, with their places; at least one."""
+    """Send each tensor's largest entries, at least one, with their places."""
 
     kind: Literal["top_k"] = "top_k"
     keep: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of the entries that are sent."""
+    """Share of entries sent."""
 
     def count(self, numbers: int) -> int:
         """Return how many entries of a tensor are sent."""

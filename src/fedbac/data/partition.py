@@ -29,8 +29,8 @@ class Partition(Settings):
     """How the data is spread over edges and clients."""
 
     mode: Mode = "class_normalized"
-    """How proportions are drawn (C.10): q_m ~ Dir(α·1_C) per edge, normalized over edges for each class, or for each
-    class Dir(α·1_M) over edges, which is more uneven. Clients likewise."""
+    """How proportions are drawn (C.10): q_m ~ Dir(α·1_C) per edge, normalized over edges per class, or per class
+    Dir(α·1_M) over edges, which is more uneven. Clients likewise."""
     dirichlet_server: Concentration = 0.5
     """α_server: the smaller, the more the edges differ."""
     dirichlet_client: Concentration = 0.5
