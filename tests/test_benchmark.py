@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedbac as package
@@ -134,3 +135,14 @@ def test_who_is_known_to_belong_together() -> None:
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="part or task of the benchmark"):
         benchmark.plans("local", tmp_path, ["nature"])
+
+
+def test_the_leaderboard_counts_the_tasks_in_which_a_simple_answer_is_above() -> None:
+    def row(method: str, *accuracies: float) -> dict[str, Any]:
+        noise = np.roll([0.0, 0.01, 0.02], len(method))
+        runs = [[{"seed": seed, "accuracy": a + noise[seed]} for seed in range(3)] for a in accuracies]
+        return {"method": method, "tasks": {task: {"runs": each} for task, each in zip("ab", runs, strict=True)}}
+
+    rows = [row("hierfavg", 0.5, 0.9), row("local", 0.9, 0.5), row("fedavg-ft", 0.5, 0.5)]
+    said = leaderboard._harm([*rows, row("good", 0.9, 0.9), row("half", 0.9, 0.5), row("bad", 0.4, 0.4)], ["a", "b"])
+    assert said.rstrip().endswith("of 2 tasks: `good` in none, `half` 1, `bad` 2.")

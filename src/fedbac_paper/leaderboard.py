@@ -12,6 +12,8 @@ from fedbac.statistics import standing
 from fedbac_paper import benchmark, tables
 
 NONE = "–"
+SIMPLE = ("hierfavg", "local", "fedavg-ft")
+"""The simple answers that a method should never be below."""
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -34,7 +36,7 @@ def table(folder: Path) -> str:
             [f"`{row['method']}`{_effort(row)}", *(_cell(row, task, row["method"] in bold[task]) for task in shown)]
             for row in there
         ]
-        parts += [f"\n### Part {name}\n\n{tables.table(head, lines)}\n"]
+        parts += [f"\n### Part {name}\n\n{tables.table(head, lines)}\n", _harm(there, shown)]
         more = [
             [f"`{row['method']}`", *(_second(row, task) for task in shown)]
             for row in there
@@ -44,10 +46,6 @@ def table(folder: Path) -> str:
             f":\n\n{tables.table(['', *(f'{task}: {100 * tasks[task].target:g} %' for task in shown)], more)}\n"
         ]
     return "".join(parts) + "\n"
-
-
-SIMPLE = ("hierfavg", "local", "fedavg-ft")
-"""The simple answers that a method should never be below."""
 
 
 def cards(folder: Path) -> str:
@@ -79,6 +77,19 @@ def _effort(row: dict[str, Any]) -> str:
 
 def _of(row: dict[str, Any], task: str, key: str) -> list[Any]:
     return [run[key] for run in row["tasks"].get(task, {"runs": []})["runs"]]
+
+
+def _harm(rows: list[dict[str, Any]], tasks: list[str]) -> str:
+    """Return in how many tasks a simple answer is significantly above each method that was run on all of them."""
+    simple = [row for row in rows if row["method"] in SIMPLE]
+    below = {
+        row["method"]: sum(row["method"] not in _leaders([*simple, row], task) for task in tasks)
+        for row in rows
+        if row["method"] not in SIMPLE and set(tasks) <= set(row["tasks"])
+    }
+    told = ", ".join(f"`{method}` {count or 'in none'}" for method, count in sorted(below.items(), key=lambda p: p[1]))
+    names = ", ".join(f"`{name}`" for name in SIMPLE)
+    return f"\nSignificantly below a simple answer ({names}), of {len(tasks)} tasks: {told}.\n" if below else ""
 
 
 def _leaders(rows: list[dict[str, Any]], task: str) -> tuple[str, ...]:
