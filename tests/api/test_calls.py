@@ -9,9 +9,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import fedbac
 from fedbac import ConfigError
+from fedbac.runs.configure import Inputs
 from tests.support import without
 from tests.unit.tiny import tiny_data, tiny_task
 
@@ -235,3 +237,9 @@ def test_a_setting_given_as_an_argument_is_answered_with_how_it_is_given(given: 
 def test_an_argument_that_nothing_has_is_an_error_of_python() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         fedbac.run("fed-bac", nonsense=1)  # type: ignore[call-arg]
+
+
+def test_a_network_beside_a_method_that_has_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"hierfavg-wide has a network of its own \(method.network, lenet5\)"):
+        fedbac.run("hierfavg-wide", **TINY, network=lambda: torch.nn.Flatten())
+    fedbac.configure("hierfavg-wide", settings=["method.network=null"], inputs=Inputs(network="mlp"))

@@ -119,6 +119,11 @@ def configure(
     others = [change for change in wanted if not change.path.startswith("task.")]
     plain_tree = {**tree, "task": final_task.model_dump(mode="json"), "method": row.model_dump(mode="json")}
     experiment = parse(Experiment, override(plain_tree, others) if others else tree)
+    if inputs.network is not None and (kept := experiment.method.network) is not None:
+        raise ConfigError(
+            f"--network: {experiment.method.name} has a network of its own (method.network, {kept.kind}), which would "
+            "take its place; leave this method out, or set method.network=null"
+        )
     for field, named in experiment.packages.items():
         if {field, f"{field}.name"} & {change.path for change in wanted}:
             _typed(field, named.name)
