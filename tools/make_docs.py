@@ -67,7 +67,7 @@ from fedbac_paper.artefacts import ARTEFACTS
 from fedbac_paper.method_pages import TITLES, family, methods
 from fedbac_paper.pages import HOW, files, how, write_pages
 from fedbac_paper.results import read_results
-from fedbac_paper.tables import comma_separated, table
+from fedbac_paper.tables import comma_separated
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, RESULTS = ROOT / "docs", ROOT / "results"
@@ -282,15 +282,15 @@ def commands() -> str:
         arguments = (
             given.metavar or given.name.upper() for given in command.params if given.param_type_name != "option"
         )
-        about = " ".join((command.help or "").split()).partition(". ")[0].removesuffix(".").replace("|", "\\|")
-        rows.append([f"`{' '.join([name, *arguments]).replace('|', chr(92) + '|')}`", about])
+        about = " ".join((command.help or "").split()).partition(". ")[0].removesuffix(".")
+        rows.append(f"- `{' '.join([name, *arguments])}`: {about}.")
     return f"""# Command line
 
 `fedbac COMMAND --help` says more, and lists all options; `--set PATH=VALUE` changes any [setting](settings.md). Exit
 status: 0 if all went well, 1 if a run failed, 2 if the command or its input is wrong, 130 after Ctrl-C. Written by
 `tools/make_docs.py`.
 
-{table(["command", "what it does"], rows)}
+{chr(10).join(rows)}
 """
 
 

@@ -21,11 +21,12 @@ def index(results_folder: Path, pages: str) -> str:
     for artefact in ARTEFACTS.values():
         results = read_results(artefact.name, results_folder)
         if results is None:
-            rows.append([f"`{artefact.name}`", artefact.title, "not run yet"])
+            rows.append(f"- `{artefact.name}`: {artefact.title}; not run yet")
             continue
         link = f"[`{artefact.name}`]({pages}/{artefact.name}.md)"
-        rows.append([link, heading(results), tally(artefact.claims(results))])
-    return table(["artefact", "about", "claims"], rows)
+        told = tally(artefact.claims(results))
+        rows.append(f"- {link}: {heading(results)}" + f"; {told}" * (told != NONE))
+    return "\n".join(rows)
 
 
 def main_result(results_folder: Path) -> str:
