@@ -93,19 +93,23 @@ def _family(name: str) -> str:
 def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> str:
     """Return the page of one family of methods, a section each; rules say where each kind of a column is explained.
 
-    Of a variant, ``X-edges``, only what ``X`` does not say."""
+    Of methods with one source, differences that the first has are said there."""
     sections, task, sources = list[str](), tasks.task(DEFAULT_TASK), dict[str, str]()
     for method in FAMILIES[name].split():
-        note, base = NOTES[method], NOTES.get(method.removesuffix("-edges"), NOTES[method])
+        note = NOTES[method]
         first = sources.setdefault(note.reference, method)
         source = f"{note.reference}." if first == method else f"Source: [`{first}`](#{first})."
         reading = " **Our reading.**" if note.interpretation else ""
-        sections += ["", f"## {method}", "", f"{note.summary}{reading}", "", *[source, ""] * (base is note)]
+        sections += ["", f"## {method}", "", f"{note.summary}{reading}", ""]
+        sections += [source, ""] * (not method.endswith("-edges"))
         sections.append(f"Choices: {_choices(METHODS[method](task), rules)}.")
-        own = [said for said in note.differences if base is note or said not in base.differences]
+        own = [said for said in note.differences if first == method or said not in NOTES[first].differences]
         differences = [*own, *costs.lines(method, results / "methods")]
         title = "Differences" if len(own) == len(note.differences) else "Further differences"
-        sections += ["", f"{title}:", "", *(f"- {said}" for said in differences)] if differences else []
+        if differences:
+            sections += ["", f"{title}:", "", *(f"- {said}" for said in differences)]
+        elif note.differences:
+            sections += ["", f"Differences: those of `{first}`."]
     head = (
         f"# {TITLES[name]}\n\n[How to read this](../methods.md#the-pages-of-methods). Written by `tools/make_docs.py`."
     )
