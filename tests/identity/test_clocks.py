@@ -11,6 +11,8 @@ import torch
 
 from fedbac import Asynchronous, Buffered, Deadline, Mean, Median, Method, Random, Thompson
 from fedbac.clustering import Fixed
+from fedbac.core.queries import Evidence
+from fedbac.core.settings import BoolArray
 from fedbac.core.state import State, flatten, unflatten
 from fedbac.core.world import World
 from fedbac.engines.simulator import Simulator
@@ -19,6 +21,7 @@ from fedbac.local import LoopTrainer
 from fedbac.personalization import Additive, Personal
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.start import start
+from fedbac.selection.bandit import ThompsonState
 from fedbac.topology import Flat, Hierarchical
 from tests.identity.test_server_steps import DATA, SHARDS, SIZES, WHOLE, Weights, trained
 from tests.support import Played, distance, play, prepare
@@ -225,3 +228,23 @@ def test_nobody_is_lost() -> None:
 def test_an_error_names_the_field() -> None:
     with pytest.raises((ValueError, ConfigError), match="share"):
         Buffered(share=0.0)
+
+
+def test_who_counts_less_in_the_average_earns_less_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    learn = Thompson.learn
+
+    def watched(self: Thompson, state: ThompsonState, evidence: Evidence, mask_N: BoolArray) -> ThompsonState:
+        after = learn(self, state, evidence, mask_N)
+        share_N = np.ones(mask_N.size) if evidence.share_N is None else evidence.share_N
+        gained_N = (after.alpha_N + after.beta_N) - (state.alpha_N + state.beta_N)
+        np.testing.assert_allclose(gained_N, gained_N.max() * mask_N * share_N / max((mask_N * share_N).max(), 1e-9))
+        shares.extend(share_N[mask_N].tolist())
+        return after
+
+    monkeypatch.setattr(Thompson, "learn", watched)
+    row = Method(name="x", clock=Buffered(share=0.4, exponent=1.0), selection=Thompson(fraction=1.0))
+    records = play(row, DATA, SHARDS, num_rounds=6, world=SLOW).records
+    ages = [age for record in records for age in record["ages"]]
+    assert sorted(shares) == pytest.approx(sorted((1.0 + age) ** -1.0 for age in ages))
+    assert any(share < 1 for share in shares)

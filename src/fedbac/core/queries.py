@@ -169,6 +169,9 @@ class Evidence:
     """Seconds that each client would take in this round, by its device, its link and its data (selection only)."""
     selected_N: BoolArray | None = None
     """Who was selected, when selection learns: some of them may have failed, dropped out or been late."""
+    share_N: FloatArray | None = None
+    """How much of the change of each client counted, when selection learns: less than 1 where it came late and the
+    clock discounts age; None if none did."""
     moved: bool = False
     """Since its last round the edge changed its cluster, or that cluster's network was replaced (selection only)."""
 

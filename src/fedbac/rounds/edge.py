@@ -223,7 +223,8 @@ class EdgeRound:
             asked = clients_to_ask(self.experiment.method, site, self.selection, trained)
             self.readings = yield from self._readings(asked)
         # A client that failed had no part in the outcome: neither praise nor blame.
-        evidence = replace(evidence, readings=known, selected_N=started_N)
+        share_N = None if self.late is None else self.late.share_N
+        evidence = replace(evidence, readings=known, selected_N=started_N, share_N=share_N)
         learned = consult("selection", when, policy.learn, self.selection, evidence, np.isfinite(loss_N))
         self.selection = checked_state("selection", policy, learned, self.selection)
 

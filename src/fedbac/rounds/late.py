@@ -40,6 +40,8 @@ class Late:
         """When each client that starts now is back."""
         self.ages: list[int] = []
         """How many averages each update that has come was behind."""
+        self.share_N: FloatArray | None = None
+        """What each client's change counted in the last average; None if none came late."""
 
     def first_back(self, world: World, mask_N: BoolArray, seconds_N: FloatArray, now: float, rng: Rng) -> Participants:
         """Let as many of the selected clients start as keep the usual number under way, and wait until the clock has
@@ -69,8 +71,11 @@ class Late:
         age_W = (version - self.came.began_W).astype(np.float64)
         fresh = np.flatnonzero(trained.healthy_C & ~late_C)
         self.ages += [0] * fresh.size + age_W.astype(np.int64).tolist()
+        self.share_N = None
         if not len(self.came):
             return trained
+        self.share_N = np.ones(len(self.site.clients))
+        self.share_N[self.came.child_W] = self.clock.discount(age_W)
         bank, weight = dict(trained.bank), dict(trained.weight)
         for part, stack in trained.bank.items():
             row_W = self.order.row_N[part][self.came.child_W]

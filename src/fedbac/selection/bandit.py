@@ -16,9 +16,9 @@ def soft_step(reward: float, scale: float = 10.0, cap: float = 2.0) -> float:
 
 
 def beta_update(
-    alpha_N: FloatArray, beta_N: FloatArray, mask_N: BoolArray, reward: float, step: float
+    alpha_N: FloatArray, beta_N: FloatArray, mask_N: BoolArray | FloatArray, reward: float, step: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Eq. 12: every selected member gains Δ in α when r > 0, else in β."""
+    """Eq. 12: every selected member gains Δ in α when r > 0, else in β; of Δ the share that is in the mask."""
     gain = step * mask_N
     return (alpha_N + gain, beta_N) if reward > 0 else (alpha_N, beta_N + gain)
 
@@ -109,7 +109,9 @@ class Thompson(Settings):
             return state
         reward = accuracy - before
         step = soft_step(reward, self.step_scale, self.step_cap)
-        alpha_N, beta_N = beta_update(state.alpha_N, state.beta_N, mask_N, reward, step)
+        # Who had a smaller part in the average, since it came late, has a smaller part in its praise or blame.
+        part_N = mask_N if evidence.share_N is None else mask_N * evidence.share_N
+        alpha_N, beta_N = beta_update(state.alpha_N, state.beta_N, part_N, reward, step)
         return state._replace(alpha_N=alpha_N, beta_N=beta_N)
 
     def beliefs(self, state: ThompsonState) -> FloatArray:
