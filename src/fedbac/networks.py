@@ -27,9 +27,9 @@ class LeNet5(Settings):
     width: Annotated[float, Field(gt=0, le=100)] | tuple[Width, Width, Width, Width] = 1.0
     """A multiplier, or the four layers' widths; 1.41 is the paper's "HierFAVG 2×" with 123,825 weights (C.8)."""
     activation: Literal["relu", "tanh"] = "relu"
-    """Not given in the paper (C.7); the native kernel knows ReLU."""
+    """Not given in the paper (C.7); our kernels know ReLU."""
     pooling: Literal["max", "average"] = "max"
-    """Not given in the paper (C.7); the native kernel knows maxima."""
+    """Not given in the paper (C.7); our kernels for a GPU know maxima."""
 
     def build(self, shape: Shape, num_classes: int, tokens: int | None = None, every: bool = False) -> nn.Module:
         """Return the network for images of this shape."""

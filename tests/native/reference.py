@@ -1,5 +1,6 @@
 """What the native kernel is compared with: the same training in PyTorch, and small cases for both."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedbac import native
-from fedbac.native import Images, JobSgd, JobVisits, Layers
+from fedbac.native import Graph, Images, JobSgd, JobVisits, Layers, Network
 from tests.native import lenet5
 
 if native.missing() is not None:
@@ -30,12 +31,17 @@ NETWORKS = {
     "perceptron": Layers(1, 3, 4, (), (19, 5)),
     "linear": Layers(2, 5, 5, (), (3,)),
 }
+MODULES: dict[Graph, nn.Module] = {}
+"""What a graph was made of."""
 SETS = native.instruction_sets()
 torch.set_num_threads(1)  # the reference's steps are too small to share
 
 
-def torch_network(layers: Layers) -> nn.Sequential:
-    modules, channels, height, width = [], layers.channels, layers.height, layers.width
+def torch_network(layers: Network) -> nn.Module:
+    if isinstance(layers, Graph):
+        return copy.deepcopy(MODULES[layers])
+    modules: list[nn.Module] = []
+    channels, height, width = layers.channels, layers.height, layers.width
     for outputs, kernel in layers.convolutions:
         modules += [nn.Conv2d(channels, outputs, kernel), nn.ReLU(), nn.MaxPool2d(2)]
         channels, height, width = outputs, (height - kernel + 1) // 2, (width - kernel + 1) // 2
@@ -51,23 +57,31 @@ def flat(network: nn.Module) -> np.ndarray:
     return torch.cat([weight.detach().flatten() for weight in network.parameters()]).numpy()
 
 
-def start_networks(layers: Layers, count: int, seed: int = 0) -> np.ndarray:
+def start_networks(layers: Network, count: int, seed: int = 0) -> np.ndarray:
     torch.manual_seed(seed)
-    return np.stack([flat(torch_network(layers)) for _ in range(count)]).astype(np.float32)
+    networks = [torch_network(layers) for _ in range(count)]
+    for network in networks if isinstance(layers, Graph) else ():
+        for module in network.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        for value in network.parameters():  # of norms too, which begin as ones and zeros
+            value.data += 0.1 * torch.rand_like(value) * value.abs().mean().clamp(min=0.1)
+    return np.stack([flat(network) for network in networks]).astype(np.float32)
 
 
-def load(layers: Layers, flat_weights: np.ndarray, dtype: torch.dtype) -> nn.Module:
+def load(layers: Network, flat_weights: np.ndarray, dtype: torch.dtype) -> nn.Module:
     network = torch_network(layers).to(dtype)
     nn.utils.vector_to_parameters(torch.tensor(flat_weights, dtype=dtype), network.parameters())
     return network
 
 
-def make_images(layers: Layers, count: int, *, is_float: bool = False, seed: int = 0) -> Images:
+def make_images(layers: Network, count: int, *, is_float: bool = False, seed: int = 0) -> Images:
     rng = np.random.default_rng(seed)
     shape = (count, layers.channels, layers.height, layers.width)
     pixels = rng.normal(size=shape).astype(np.float32) if is_float else rng.integers(0, 256, shape, dtype=np.uint8)
     channels = layers.channels
-    return Images(pixels, rng.integers(0, layers.linears[-1], count), MEAN[:channels], STD[:channels])
+    return Images(pixels, rng.integers(0, layers.num_classes, count), MEAN[:channels], STD[:channels])
 
 
 def make_visits(images: Images, sizes: list[int], epochs: list[int], seed: int = 0) -> JobVisits:
@@ -101,7 +115,7 @@ def read(
 
 
 def torch_train(
-    layers: Layers,
+    layers: Network,
     images: Images,
     networks_TD: np.ndarray,
     start_JP: np.ndarray,
@@ -200,7 +214,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> N
 
 
 def assert_equals_torch(
-    layers: Layers,
+    layers: Network,
     images: Images,
     networks: np.ndarray,
     start: np.ndarray,

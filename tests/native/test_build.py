@@ -60,7 +60,7 @@ def small_case() -> tuple[str, np.ndarray]:
 
     mean, std = np.array(images.mean_C), np.array(images.std_C)
     arrays: dict[str, Any] = {
-        "int32_t shape": layers._shape(), "uint8_t pixels": images.pixels_NCHW, "float scale": 1 / (255 * std),
+        "int32_t shape": layers.numbers, "uint8_t pixels": images.pixels_NCHW, "float scale": 1 / (255 * std),
         "float shift": -mean / std, "int64_t labels": images.labels_N, "float networks": networks,
         "int64_t start": start, "int32_t examples": examples, "int64_t begin": [0, num_examples[0] * num_epochs[0]],
         "int64_t num_examples": num_examples, "int64_t num_epochs": num_epochs, "int8_t crop": crop,

@@ -1,4 +1,4 @@
-"""Which networks the kernels take: only those that they compute exactly, the others go through torch."""
+"""Which networks the kernels for a GPU take: only those that they compute exactly, the others go through torch."""
 
 from collections.abc import Callable
 

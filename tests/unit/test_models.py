@@ -214,7 +214,7 @@ def test_schemes_start_their_first_network_alike() -> None:
 
 
 def test_lenet_of_other_activations_and_pooling() -> None:
-    """As many weights, other numbers; the kernel, which knows ReLU and maxima only, leaves them to torch."""
+    """As many weights, other numbers; the kernels for a GPU, which know ReLU and maxima only, leave them to torch."""
     shape, x = (1, 28, 28), torch.rand(2, 1, 28, 28)
     plain = LeNet5().build(shape, 10)
     assert layers_of(plain, shape) is not None

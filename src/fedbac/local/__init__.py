@@ -18,6 +18,7 @@ from fedbac.local.batched import BatchedTrainer, fits
 from fedbac.local.examples import Examples
 from fedbac.local.folding import why_alone
 from fedbac.local.fused import FusedTrainer, plan_for
+from fedbac.local.graphs import graph_of
 from fedbac.local.kernel import NativeTrainer, as_image, described
 from fedbac.local.loop import LoopTrainer
 from fedbac.local.own_steps import HandedOver
@@ -71,20 +72,21 @@ def _by_example(
 
 
 def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, runtime: Runtime) -> Trainer:
-    layers = described(network, as_image(examples.dataset.x_train))
-    reason, missing, workers = _reason(network, scheme, examples, layers), None, runtime.workers or num_cores()
-    on_gpu = torch.cuda.is_available() and runtime.device != "cpu"
+    on_gpu, alone = torch.cuda.is_available() and runtime.device != "cpu", None
     if on_gpu and runtime.device == "auto" and (alone := why_alone(network, examples)) is not None:
-        on_gpu, reason = False, alone
+        on_gpu = False
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    layers = _known(network, examples, on_gpu)
+    reason, missing = alone or _reason(network, scheme, examples, layers), None
+    workers = runtime.workers or num_cores()
     if runtime.trainer != "torch" and not isinstance(layers, str) and reason is None:
-        plan = plan_for(layers, examples)
-        rows = examples.dataset.x_train.ndim == 2
-        missing = _lacking(plan, len(Anatomy(scheme, network).networks), rows) if on_gpu else native.missing()
-        if missing is None and on_gpu:
-            return FusedTrainer(network, scheme, examples, plan, device)
-        if missing is None:
+        if not on_gpu and (missing := native.missing()) is None:
             return NativeTrainer(network, scheme, examples, layers, workers)
+        if on_gpu and isinstance(layers, native.Layers):
+            plan, rows = plan_for(layers, examples), examples.dataset.x_train.ndim == 2
+            missing = _lacking(plan, len(Anatomy(scheme, network).networks), rows)
+            if missing is None:
+                return FusedTrainer(network, scheme, examples, plan, device)
     if runtime.trainer == "native":
         raise _no_kernel(reason or missing)
     trainer: Trainer
@@ -102,6 +104,13 @@ def _fitting(network: nn.Module, scheme: Personalization, examples: Examples, ru
     if runtime.trainer == "auto":
         _say_slow(trainer.path, reason or missing, examples)
     return trainer
+
+
+def _known(network: nn.Module, examples: Examples, on_gpu: bool) -> native.Network | str:
+    """Return how our kernels know a network, or what keeps it from them. Those for a GPU know plain layers only."""
+    pixels = examples.dataset.x_train
+    plain = described(network, as_image(pixels))
+    return plain if on_gpu or not isinstance(plain, str) else graph_of(network, as_image(pixels), pixels.ndim == 2)
 
 
 def _say_slow(path: str, reason: str | None, examples: Examples) -> None:
@@ -128,7 +137,9 @@ def _lacking(plan: gpu.NetworkPlan, networks: int, rows: bool) -> str | None:
     return "the network is too large for this GPU's shared memory" if plan.shared > gpu.shared_limit() else None
 
 
-def _reason(network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers | str) -> str | None:
+def _reason(
+    network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Network | str
+) -> str | None:
     """Return why our kernels cannot train this network by this scheme, and what they could; None where they can."""
     if (optimizer := examples.training.optimizer.kind) != "sgd":
         return f"task.training.optimizer {optimizer!r} is not in our kernels; sgd would be"

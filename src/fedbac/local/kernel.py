@@ -1,6 +1,6 @@
 """The trainer for the paper's networks on a CPU: clients go through the native kernel, one per core at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class NativeTrainer:
     device = torch.device("cpu")
 
     def __init__(
-        self, network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Layers, threads: int
+        self, network: nn.Module, scheme: Personalization, examples: Examples, layers: native.Network, threads: int
     ) -> None:
         self.path = f"native-{native.default_instruction_set()}"
         self.examples, self.network = examples, network
@@ -165,6 +165,20 @@ def as_image(x: NDArray[Any]) -> tuple[int, ...]:
     return (1, 1, *x.shape[1:]) if x.ndim == 2 and x.dtype == np.float32 else x.shape[1:]
 
 
+def barred(network: nn.Module, shape: tuple[int, ...]) -> str | None:
+    """Return what keeps a network from all of our kernels, whatever its layers, and what would not."""
+    if len(shape) != 3:
+        return (
+            f"an example of shape {list(shape)} is neither an image nor a row of numbers; [channels, height, width] or "
+            "[numbers] would be known"
+        )
+    if frozen := [name for name, value in network.named_parameters() if not value.requires_grad]:
+        return f"{frozen[0]} is frozen; a network that is trained as a whole would be known"
+    if any(map(_watched, network.modules())):
+        return "it has hooks or parametrized weights; plain layers would be known"
+    return None
+
+
 def layers_of(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | None:
     """Describe a network to the kernels, or return None when it is not of the form that they know."""
     found = described(network, shape)
@@ -177,17 +191,10 @@ def described(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | str
     They know an ``nn.Sequential`` of blocks (square convolution without padding, ReLU, 2×2 max pooling), a flattening,
     and linear layers with ReLU between them; all of it is trained.
     """
-    if len(shape) != 3:
-        return (
-            f"an example of shape {list(shape)} is neither an image nor a row of numbers; [channels, height, width] or "
-            "[numbers] would be known"
-        )
+    if found := barred(network, shape):
+        return found
     if type(network).forward is not nn.Sequential.forward:
         return f"{type(network).__name__} has a forward of its own; an nn.Sequential of plain layers would be known"
-    if frozen := [name for name, value in network.named_parameters() if not value.requires_grad]:
-        return f"{frozen[0]} is frozen; a network that is trained as a whole would be known"
-    if any(map(_watched, network.modules())):
-        return "it has hooks or parametrized weights; plain layers would be known"
     layers = list(network._modules.items())  # which, unlike children, has a layer as often as it is used
     for name, layer in layers:
         if layer is None or (trouble := _strange(layer)):
@@ -205,7 +212,8 @@ def described(network: nn.Module, shape: tuple[int, ...]) -> native.Layers | str
     if not linears or max(blocks, len(linears)) > native.MAX_LAYERS:
         return f"it has {blocks} convolutions and {len(linears)} linear layers; up to {native.MAX_LAYERS} are known"
     convolutions = [(int(x.out_channels), int(x.kernel_size[0])) for _, x in layers if isinstance(x, nn.Conv2d)]
-    return native.Layers(*shape, tuple(convolutions), tuple(int(layer.out_features) for layer in linears))
+    outputs = tuple(int(layer.out_features) for layer in linears)
+    return native.Layers(shape[0], shape[1], shape[2], tuple(convolutions), outputs)
 
 
 def _words(kind: type) -> str:
@@ -214,12 +222,9 @@ def _words(kind: type) -> str:
 
 def _strange(layer: nn.Module) -> str | None:
     """Return what the kernels do not know of a layer, and what they would."""
-    kind = type(layer).__name__
     if type(layer) not in KNOWN:
-        elementwise = type(layer).__module__ == "torch.nn.modules.activation"
-        near = "nn.ReLU" if elementwise else next((text for part, text in INSTEAD.items() if part in kind), None)
-        known = f"{', '.join(one.__name__ for one in KNOWN)} of torch.nn"
-        return f"it is not in our kernels; {near or known} would be"
+        return instead(layer, KNOWN)
+    kind = type(layer).__name__
     wanted: dict[str, tuple[Any, ...]] = {name: (size, (size, size)) for name, size in SAME.get(kind, {}).items()}
     if isinstance(layer, nn.Conv2d):
         side = layer.kernel_size[0]
@@ -228,12 +233,26 @@ def _strange(layer: nn.Module) -> str | None:
         wanted |= {"dilation": (1, (1, 1)), "ceil_mode": (False,), "return_indices": (False,)}
     elif isinstance(layer, nn.Flatten):
         wanted = {"start_dim": (1,), "end_dim": (-1,)}
+    if trouble := unlike(layer, wanted):
+        return trouble
+    if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is None:
+        return "bias=False is not in our kernels; bias=True would be"
+    return None
+
+
+def instead(layer: nn.Module, known: Sequence[type]) -> str:
+    """Return that a kernel does not know a layer, and what it knows instead."""
+    kind, elementwise = type(layer).__name__, type(layer).__module__ == "torch.nn.modules.activation"
+    near = "nn.ReLU" if elementwise else next((text for part, text in INSTEAD.items() if part in kind), None)
+    return f"it is not in our kernels; {near or ', '.join(one.__name__ for one in known) + ' of torch.nn'} would be"
+
+
+def unlike(layer: nn.Module, wanted: Mapping[str, tuple[Any, ...]]) -> str | None:
+    """Return which attribute of a layer has a value that is not wanted, and which would be: the first."""
     for name, allowed in wanted.items():
         if (value := getattr(layer, name)) not in allowed:
             value = value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
             return f"{name}={value} is not in our kernels; {name}={allowed[0]} would be"
-    if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is None:
-        return "bias=False is not in our kernels; bias=True would be"
     return None
 
 

@@ -2,13 +2,15 @@
 
 import ctypes
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, addressof, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 # N examples, C channels, H height, W width, E epochs.
 
 
-MAX_LAYERS = 8
-"""Layers of a kind that the kernel has room for."""
+MAX_LAYERS, MAX_STEPS = 8, 64
+"""Linear layers, and layers of images, that the kernel has room for; blocks that the GPU's have."""
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -89,10 +91,100 @@ def missing() -> str | None:
         library = _library()
     except OSError as error:
         return f"it cannot be loaded: {error}"
-    layout = 1_000_000 * ctypes.sizeof(TrainCall) + ctypes.sizeof(EvaluateCall)
+    layout = 2 * 10**12 + 10**6 * ctypes.sizeof(TrainCall) + ctypes.sizeof(EvaluateCall)
     if not hasattr(library, "fedbac_layout") or library.fedbac_layout() != layout:
         return "it was built for another version of fedbac; install fedbac again (in a checkout: pip install -e .)"
     return None
+
+
+Kind = Literal["block", "convolution", "max_pool", "average_pool", "norm", "add"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A layer of images: it reads those of an earlier one, and ends with a ReLU if told so."""
+
+    kind: Kind
+    """A block is a convolution of stride 1, ReLU and 2×2 max pooling at once, and much faster than these."""
+    reads: int
+    """The place of a step among all, or −1: the images given."""
+    other: int = -1
+    """What ``add`` adds to it."""
+    outputs: int = 0
+    """Channels, of a convolution; others keep theirs."""
+    size: tuple[int, int] = (1, 1)
+    """Height and width of the kernel of a convolution, where they are equal, or of the window of a pool."""
+    stride: tuple[int, int] = (1, 1)
+    padding: int = 0
+    groups: int = 1
+    """Of a norm: channels of a group share their mean and deviation."""
+    epsilon: float = 0.0
+    relu: bool = False
+    weight: int = -1
+    """Where the weights begin in a flat network; −1: there are none."""
+    bias: int = -1
+
+    def of(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return the shape of its output: channels, height and width."""
+        channels, *sides = shape
+        if self.kind in ("norm", "add"):
+            return channels, sides[0], sides[1]
+        each = zip(sides, self.size, self.stride, strict=True)
+        height, width = ((side + 2 * self.padding - size) // stride + 1 for side, size, stride in each)
+        pooled = 2 if self.kind == "block" else 1
+        return self.outputs or channels, height // pooled, width // pooled
+
+    def numbers(self) -> list[int]:
+        """Return the step as the kernel reads it."""
+        sizes = [self.outputs, *self.size, *self.stride, self.padding, self.groups]
+        epsilon = int(np.float32(self.epsilon).view(np.int32))
+        return [KINDS.index(self.kind), self.reads, self.other, *sizes, epsilon, self.relu, self.weight, self.bias]
+
+
+KINDS = get_args(Kind)
+"""In the kernel's order."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer, with a ReLU at its end if told so."""
+
+    outputs: int
+    relu: bool
+    weight: int
+    bias: int = -1
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Layers of images, of which each but the last is read by a later one, then linear layers."""
+
+    channels: int
+    height: int
+    width: int
+    steps: tuple[Step, ...]
+    linears: tuple[Linear, ...]
+    """The last one gives the logits."""
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """The number of weights and biases of one network."""
+        return _num_parameters(self)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of logits."""
+        return self.linears[-1].outputs
+
+    @cached_property
+    def numbers(self) -> NDArray[np.int32]:
+        """The network as the kernel reads it."""
+        rows = [self.channels, self.height, self.width, len(self.steps), len(self.linears)]
+        for step in self.steps:
+            rows += step.numbers()
+        for linear in self.linears:
+            rows += [linear.outputs, linear.relu, linear.weight, linear.bias]
+        return np.array(rows, np.int32)
 
 
 @dataclass(frozen=True)
@@ -107,23 +199,54 @@ class Layers:
     linears: tuple[int, ...]
     """Outputs of each linear layer; the last one gives the logits."""
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """The number of weights and biases of one network."""
-        shape = self._shape()
-        count = int(_library().fedbac_num_parameters(shape.ctypes.data))
-        if count < 0:
-            raise ValueError(
-                f"{self} is no network: sizes must be positive, an image at least as large as its kernel and "
-                f"at least two pixels wide after each convolution, and there are at most {MAX_LAYERS} layers of a kind"
-            )
-        return count
+        return _num_parameters(self)
 
-    def _shape(self) -> NDArray[np.int32]:
-        sizes = [self.channels, self.height, self.width, len(self.convolutions), len(self.linears)]
-        for outputs, kernel in self.convolutions:
-            sizes += [outputs, kernel]
-        return np.array([*sizes, *self.linears], np.int32)
+    @property
+    def num_classes(self) -> int:
+        """The number of logits."""
+        return self.linears[-1]
+
+    @property
+    def numbers(self) -> NDArray[np.int32]:
+        """The network as the kernel reads it."""
+        return self.graph.numbers
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The same network as a graph."""
+        steps: list[Step] = []
+        linears: list[Linear] = []
+        begin, shape = 0, (self.channels, self.height, self.width)
+        for outputs, side in self.convolutions:
+            bias = begin + outputs * shape[0] * side**2
+            block = Step(
+                "block", len(steps) - 1, outputs=outputs, size=(side, side), relu=True, weight=begin, bias=bias
+            )
+            steps.append(block)
+            begin, shape = bias + outputs, block.of(shape)
+        features = math.prod(shape)
+        for outputs in self.linears:
+            size, last = features * outputs, len(linears) + 1 == len(self.linears)
+            linears.append(Linear(outputs, not last, begin, begin + size))
+            begin, features = begin + size + outputs, outputs
+        return Graph(self.channels, self.height, self.width, tuple(steps), tuple(linears))
+
+
+Network = Layers | Graph
+
+
+def _num_parameters(network: Network) -> int:
+    count = int(_library().fedbac_num_parameters(network.numbers.ctypes.data))
+    if count < 0:
+        raise ValueError(
+            f"{network} is no network: sizes must be positive, an image at least as large as its kernel and at least "
+            f"two pixels wide after each convolution of a block, and there are at most {MAX_STEPS} layers of images "
+            f"and {MAX_LAYERS} linear ones"
+        )
+    return count
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +338,7 @@ def default_instruction_set() -> str:
 
 
 def train(
-    layers: Layers,
+    layers: Network,
     images: Images,
     networks_TD: NDArray[np.float32],
     start_JP: NDArray[np.int64],
@@ -274,7 +397,7 @@ def train(
     finite = np.zeros(num_jobs, np.uint8)
 
     call = filled(
-        TrainCall, shape=layers._shape(), num_parts=num_parts, num_threads=num_threads,
+        TrainCall, shape=layers.numbers, num_parts=num_parts, num_threads=num_threads,
         instruction_set=_choose(instruction_set), images=_argument(layers, images), num_jobs=num_jobs,
         networks=networks, start=start, schedule=examples, schedule_begin=begin, num_examples=num_examples,
         num_epochs=num_epochs, batch_size=sgd.batch_size, drop_last=sgd.drop_last, crop=crop, flip=flip,
@@ -288,7 +411,7 @@ def train(
 
 
 def evaluate(
-    layers: Layers,
+    layers: Network,
     images: Images,
     networks_TD: NDArray[np.float32],
     models_VP: NDArray[np.int64],
@@ -315,7 +438,7 @@ def evaluate(
     correct = np.zeros(len(pairs), np.int64)
 
     call = filled(
-        EvaluateCall, shape=layers._shape(), num_parts=models.shape[1], num_threads=num_threads,
+        EvaluateCall, shape=layers.numbers, num_parts=models.shape[1], num_threads=num_threads,
         instruction_set=_choose(instruction_set), images=_argument(layers, images), networks=networks, models=models,
         num_groups=len(groups), examples=examples, group_begin=begin, num_pairs=len(pairs), pair_model=pair_model,
         pair_group=pair_group, loss=loss, correct=correct, stop=None if stop is None else addressof(stop),
@@ -370,16 +493,16 @@ def _raise_for(status: int, num_parts: int) -> None:
         raise InterruptedError("the kernel was told to stop")
 
 
-def _networks(layers: Layers, networks_TD: NDArray[np.float32]) -> NDArray[np.float32]:
+def _networks(layers: Network, networks_TD: NDArray[np.float32]) -> NDArray[np.float32]:
     return _shaped("networks_TD", networks_TD, np.float32, (len(networks_TD), layers.num_parameters))
 
 
-def _argument(layers: Layers, images: Images) -> ImagesArgument:
+def _argument(layers: Network, images: Images) -> ImagesArgument:
     expected = (layers.channels, layers.height, layers.width)
     if images.pixels_NCHW.shape[1:] != expected:
         raise ValueError(f"the network takes images of shape {expected}, not {images.pixels_NCHW.shape[1:]}")
     pixels, labels = np.ascontiguousarray(images.pixels_NCHW), np.ascontiguousarray(images.labels_N, np.int64)
-    _check_range("labels_N", labels, layers.linears[-1])
+    _check_range("labels_N", labels, layers.num_classes)
     mean, std = (
         np.broadcast_to(np.asarray(value, np.float64), layers.channels) for value in (images.mean_C, images.std_C)
     )

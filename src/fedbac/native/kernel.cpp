@@ -91,42 +91,118 @@ bool supported(int set) {
   return set >= 0 && set < num_instruction_sets;
 }
 
+// The images that a step reads.
+struct Shape {
+  int channels, height, width;
+};
+
+Shape shape_of(const Network& network, int s) {
+  if (s < 0) return Shape{network.channels, network.height, network.width};
+  const Step& step = network.steps[s];
+  return Shape{step.out_channels, step.out_height, step.out_width};
+}
+
+// How many zero pixels must lie around the gradient of a convolution's output along one axis of its input.
+int gradient_border(int size, int outputs, int kernel, int stride, int padding) {
+  int border = 0;
+  for (int number = 0; number < std::min(stride, kernel); number++) {
+    const int first = ((number - padding) % stride + stride) % stride;  // as phase_of
+    if (first >= size) continue;
+    const int begin = (first + padding - number) / stride, taps = (kernel - 1 - number) / stride + 1;
+    const int end = begin + (size - 1 - first) / stride;
+    border = std::max({border, taps - 1 - begin, end - (outputs - 1)});
+  }
+  return border;
+}
+
+// Fill in a step from its numbers in a shape; false when there is no such step.
+bool describe(const std::int32_t*& shape, const Network& network, int s, Step& step) {
+  step.kind = Kind(*shape++);
+  step.from = *shape++, step.other = *shape++, step.out_channels = *shape++;
+  step.kernel = *shape++, step.kernel_width = *shape++, step.stride = *shape++, step.stride_width = *shape++;
+  step.padding = *shape++, step.groups = *shape++;
+  std::memcpy(&step.epsilon, shape++, sizeof step.epsilon);
+  step.relu = *shape++, step.weight = *shape++, step.bias = *shape++;
+  if (step.from < -1 || step.from >= s || step.other < -1 || step.other >= s) return false;
+  const Shape in = shape_of(network, step.from), other = shape_of(network, step.other);
+  step.in_channels = in.channels, step.in_height = in.height, step.in_width = in.width;
+  const bool pools = step.kind == Kind::max_pool || step.kind == Kind::average_pool;
+  step.out_height = in.height, step.out_width = in.width;
+  if (step.convolves() || pools) {
+    if (step.kernel < 1 || step.kernel_width < 1 || step.stride < 1 || step.stride_width < 1 || step.padding < 0) return false;
+    step.out_height = in.height + 2 * step.padding - step.kernel;
+    step.out_width = in.width + 2 * step.padding - step.kernel_width;
+    if (step.out_height < 0 || step.out_width < 0) return false;
+    step.out_height = step.out_height / step.stride + 1, step.out_width = step.out_width / step.stride_width + 1;
+  }
+  if (!step.convolves()) step.out_channels = in.channels;
+  switch (step.kind) {
+    case Kind::block:
+      step.out_height /= 2, step.out_width /= 2;
+      if (step.stride != 1 || step.bias < 0 || step.from < -1 || !step.relu || step.out_height < 1 || step.out_width < 1) return false;
+      step.in_height += 2 * step.padding, step.in_width += 2 * step.padding;
+      [[fallthrough]];
+    case Kind::convolution:
+      return step.out_channels >= 1 && step.kernel == step.kernel_width && step.stride == step.stride_width && step.weight >= 0;
+    case Kind::max_pool: return 2 * step.padding <= std::min(step.kernel, step.kernel_width);
+    case Kind::average_pool: return step.padding == 0;
+    case Kind::norm: return step.groups >= 1 && step.out_channels % step.groups == 0;
+    case Kind::add:
+      return step.from != step.other && other.channels == in.channels && other.height == in.height && other.width == in.width;
+  }
+  return false;
+}
+
 bool describe(const std::int32_t* shape, Network& network) {
   network = Network{};
   network.channels = *shape++;
   network.height = *shape++;
   network.width = *shape++;
-  network.num_convolutions = *shape++;
+  network.num_steps = *shape++;
   network.num_linears = *shape++;
-  if (network.channels < 1 || network.height < 1 || network.width < 1 || network.num_convolutions < 0 ||
-      network.num_convolutions > max_layers || network.num_linears < 1 || network.num_linears > max_layers)
+  if (network.channels < 1 || network.height < 1 || network.width < 1 || network.num_steps < 0 ||
+      network.num_steps > max_steps || network.num_linears < 1 || network.num_linears > max_linears)
     return false;
-  index offset = 0;
-  int channels = network.channels, height = network.height, width = network.width;
-  for (int l = 0; l < network.num_convolutions; l++) {
-    Convolution& layer = network.convolutions[l];
-    layer.in_channels = channels, layer.in_height = height, layer.in_width = width;
-    layer.out_channels = channels = *shape++;
-    layer.kernel = *shape++;
-    if (layer.kernel < 1 || channels < 1) return false;
-    layer.out_height = height = (height - layer.kernel + 1) / 2;
-    layer.out_width = width = (width - layer.kernel + 1) / 2;
-    if (height < 1 || width < 1) return false;
-    layer.weight = offset;
-    layer.bias = offset += channels * layer.in_channels * layer.taps();
-    offset += channels;
+  bool read[max_steps] = {};
+  for (int s = 0; s < network.num_steps; s++) {
+    Step& step = network.steps[s];
+    if (!describe(shape, network, s, step)) return false;
+    if (step.convolves()) {
+      network.num_parameters += step.out_channels * step.in_channels * step.taps() + (step.bias < 0 ? 0 : step.out_channels);
+      int& border = step.from < 0 ? network.border : network.steps[step.from].border;
+      border = std::max(border, step.padding);
+      if (step.kind == Kind::convolution && step.from >= 0)
+        step.gradient_border = std::max(
+            gradient_border(step.in_height, step.out_height, step.kernel, step.stride, step.padding),
+            gradient_border(step.in_width, step.out_width, step.kernel, step.stride, step.padding));
+    } else if (step.kind == Kind::norm) {
+      network.num_parameters += (step.weight < 0 ? 0 : step.out_channels) + (step.bias < 0 ? 0 : step.out_channels);
+    }
+    if (step.from >= 0) read[step.from] = true;
+    if (step.kind == Kind::add && step.other >= 0) read[step.other] = true;
   }
-  int features = channels * height * width;
+  // The last step alone is not read by others.
+  for (int s = 0; s < network.num_steps; s++)
+    if (read[s] != (s + 1 < network.num_steps)) return false;
+  bool later[max_steps] = {};  // read by a later step
+  for (int s = network.num_steps - 1; s >= 0; s--) {
+    Step& step = network.steps[s];
+    const auto reads = [&](int from) { return from >= 0 && std::exchange(later[from], true); };
+    step.adds = reads(step.from);
+    if (step.kind == Kind::add) step.other_adds = reads(step.other);
+    // A block reads its padding as part of the image.
+    if (step.kind == Kind::block && (step.from < 0 ? network.border : network.steps[step.from].border) != step.padding) return false;
+  }
+  const Shape out = shape_of(network, network.num_steps - 1);
+  int features = out.channels * out.height * out.width;
   for (int l = 0; l < network.num_linears; l++) {
     Linear& layer = network.linears[l];
     layer.inputs = features;
     layer.outputs = features = *shape++;
-    if (features < 1) return false;
-    layer.weight = offset;
-    layer.bias = offset += index(layer.inputs) * layer.outputs;
-    offset += layer.outputs;
+    layer.relu = *shape++, layer.weight = *shape++, layer.bias = *shape++;
+    if (features < 1 || layer.weight < 0) return false;
+    network.num_parameters += index(layer.inputs) * layer.outputs + (layer.bias < 0 ? 0 : layer.outputs);
   }
-  network.num_parameters = offset;
   return true;
 }
 
@@ -137,15 +213,21 @@ struct Offsets {
 };
 
 Layout make_layout(const Network& network, int lanes, int num_parts, bool training, bool staging, index segment_logits) {
+  const auto image = [](int channels, int height, int width, int border) {
+    return index(channels) * (height + 2 * border) * (width + 2 * border);
+  };
   Layout layout{};
   Offsets part;
   index features = 0, inputs = 0;
-  for (int l = 0; l < network.num_convolutions; l++) {
-    const Convolution& layer = network.convolutions[l];
-    layout.conv_out[l] = part.take(layer.out_size() * chunk_size);
-    layout.winner[l] = part.take(training ? layer.out_size() * chunk_size : 0);
-    layout.packed[l] = part.take(layer.out_channels * layer.in_channels * layer.taps());
-    layout.packed_transposed[l] = part.take(training && l > 0 ? layer.out_channels * layer.in_channels * layer.taps() : 0);
+  for (int s = 0; s < network.num_steps; s++) {
+    const Step& step = network.steps[s];
+    const index weights = step.convolves() ? step.out_channels * step.in_channels * step.taps() : 0;
+    const index kept = step.kind == Kind::norm ? 2 * step.groups
+                       : training && (step.kind == Kind::block || step.kind == Kind::max_pool) ? step.out_size() : 0;
+    layout.value[s] = part.take(image(step.out_channels, step.out_height, step.out_width, step.border) * chunk_size);
+    layout.kept[s] = part.take(kept * chunk_size);
+    layout.packed[s] = part.take(weights);
+    layout.packed_back[s] = part.take(training && step.from >= 0 ? weights : 0);
   }
   for (int l = 0; l < network.num_linears; l++) {
     const Linear& layer = network.linears[l];
@@ -156,28 +238,28 @@ Layout make_layout(const Network& network, int lanes, int num_parts, bool traini
   layout.part_size = part.size;
 
   Offsets all;
-  layout.input = all.take(network.pixels() * chunk_size);
+  layout.input = all.take(image(network.channels, network.height, network.width, network.border) * chunk_size);
   layout.staging = all.take(staging ? network.pixels() * lanes : 0);
   layout.logits = all.take(index(network.classes()) * chunk_size);
   layout.part_begin = all.take(layout.part_size * num_parts);
   layout.segment_logits = all.take(segment_logits);
   if (training) {
-    index image = 0, patches = 0, patch_list = 0;
-    for (int l = 0; l < network.num_convolutions; l++) {
-      const Convolution& layer = network.convolutions[l];
-      patches = std::max(patches, (layer.in_size() + 2 * lanes) * lanes);
-      patch_list = std::max(patch_list, (layer.out_size() + 2 * lanes) * lanes);
-      layout.patch_sums[l] =
-          all.take(index(layer.out_channels) * layer.kernel * (layer.kernel * layer.in_channels + lanes));
-      if (l == 0) continue;
-      image = std::max(image, index(layer.in_channels) * (layer.in_height + 1) * (layer.in_width + 1) * lanes);
-      layout.dense_gradient[l] =
-          all.take(index(layer.out_channels) * (2 * layer.out_height + 2) * (2 * layer.out_width + 2) * lanes);
+    index patches = 0, patch_list = 0, sums = 0;
+    for (int s = 0; s < network.num_steps; s++) {
+      const Step& step = network.steps[s];
+      layout.value_gradient[s] = all.take(image(step.out_channels, step.out_height, step.out_width, step.gradient_border) * lanes);
+      if (step.kind == Kind::convolution) sums = std::max(sums, held_size(step, lanes));
+      if (step.kind != Kind::block) continue;
+      patches = std::max(patches, (step.in_size() + 2 * lanes) * lanes);
+      patch_list = std::max(patch_list, (step.out_size() + 2 * lanes) * lanes);
+      layout.patch_sums[s] = all.take(index(step.out_channels) * step.kernel * (step.kernel * step.in_channels + lanes));
+      if (step.from < 0) continue;
+      layout.dense_gradient[s] = all.take(image(step.out_channels, 2 * step.out_height, 2 * step.out_width, 1) * lanes);
     }
+    layout.weight_sums = all.take(sums);
     layout.patch_images = all.take(patches);
     layout.patch_values = all.take(patch_list);
     layout.patch_offsets = all.take(patch_list);
-    for (index& offset : layout.image_gradient) offset = all.take(image);
     for (index& offset : layout.feature_gradient) offset = all.take(features * chunk_size);
     layout.transposed = all.take((inputs + lanes) * chunk_size);
     layout.gradient = all.take(network.num_parameters * num_parts);
@@ -324,8 +406,10 @@ int enter(const Call& call, void (*work)(const Call&, const InstructionSet&, con
 #define FEDBAC_EXPORT extern "C" __attribute__((visibility("default")))
 
 // What the calls are laid out like. Who was written for another layout must not call: the kernel would read astray.
+// The first digit counts the ways in which shapes have been written.
 FEDBAC_EXPORT std::int64_t fedbac_layout() {
-  return std::int64_t{1000000} * sizeof(fedbac::fedbac_train_call) + sizeof(fedbac::fedbac_evaluate_call);
+  return std::int64_t{2000000000000} + std::int64_t{1000000} * sizeof(fedbac::fedbac_train_call) +
+         sizeof(fedbac::fedbac_evaluate_call);
 }
 
 // The name of an instruction set that was compiled in, best first, or null past the last one.

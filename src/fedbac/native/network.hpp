@@ -8,32 +8,58 @@ namespace fedbac {
 
 using index = std::ptrdiff_t;
 
-constexpr int max_layers = 8;   // of each kind
+constexpr int max_steps = 64;    // as in __init__.py
+constexpr int max_linears = 8;   // likewise
 constexpr int max_parts = 16;
 constexpr int chunk_size = 32;  // samples whose activations are kept at once; divisible by every number of lanes
 
-// Valid convolution of stride 1, ReLU, 2x2 max pooling. An odd last row or column of the convolution is never computed.
-struct Convolution {
-  int in_channels, in_height, in_width;
-  int out_channels, out_height, out_width;  // after pooling
-  int kernel;
-  index weight, bias;  // offsets into the flat parameters
+// A block is a convolution of stride 1, ReLU and 2x2 max pooling at once: an odd last row or column of the convolution is
+// never computed, and the gradient of its weights visits only what won. The others are one layer each.
+enum class Kind : std::int32_t { block, convolution, max_pool, average_pool, norm, add };
+
+// A layer of images. It reads the images of an earlier step, or those given.
+struct Step {
+  Kind kind;
+  int from, other;  // the steps it reads, -1: the images; `other` is what `add` adds
+  int in_channels, in_height, in_width;  // a block's with its padding
+  int out_channels, out_height, out_width;
+  int kernel, kernel_width, stride, stride_width, padding, groups;
+  float epsilon;       // of a norm
+  bool relu;           // at its end
+  index weight, bias;  // offsets into the flat parameters; -1: none
+
+  int border;           // zero pixels around its output, as convolutions that read it pad
+  int gradient_border;  // zero pixels around the gradient of its output, as the gradient of its input reads them
+  bool adds, other_adds;  // whether a later step reads the same, so that a gradient lies there already
 
   index in_size() const { return index(in_channels) * in_height * in_width; }
   index out_size() const { return index(out_channels) * out_height * out_width; }
   index taps() const { return index(kernel) * kernel; }
+  index positions() const { return index(out_height) * out_width; }
+  bool convolves() const { return kind == Kind::block || kind == Kind::convolution; }
 };
+
+// Floats of the sums of the gradient of a convolution's weights: for some outputs, those of all planes that share a strip.
+constexpr int most_outputs = 3;
+constexpr int held_sums = 128;  // of as many planes as that makes, but of one at least
+
+inline index held_size(const Step& layer, int lanes) {
+  const index least = most_outputs * (layer.kernel == 1 ? layer.in_channels : layer.taps());
+  return ((least > held_sums ? least : held_sums) + lanes) * lanes;
+}
 
 struct Linear {
   int inputs, outputs;
-  index weight, bias;
+  bool relu;
+  index weight, bias;  // bias -1: none
 };
 
 struct Network {
   int channels, height, width;
-  int num_convolutions, num_linears;
-  Convolution convolutions[max_layers];
-  Linear linears[max_layers];
+  int border;  // zero pixels around the images
+  int num_steps, num_linears;
+  Step steps[max_steps];
+  Linear linears[max_linears];
   index num_parameters;
 
   index pixels() const { return index(channels) * height * width; }
@@ -53,7 +79,7 @@ struct fedbac_images {
 };
 
 struct fedbac_train_call {
-  const std::int32_t* shape;  // channels, height, width, convolutions, linears, (outputs, kernel)..., outputs...
+  const std::int32_t* shape;  // channels, height, width, steps, linears, and each of them as `describe` reads it
   std::int32_t num_parts, num_threads, instruction_set;
   fedbac_images images;
 
@@ -118,16 +144,16 @@ inline bool stopped(const std::int32_t* stop) { return stop && __atomic_load_n(s
 // Offsets, in floats, of the buffers in one thread's workspace.
 //
 // Activations hold the batch innermost: `lanes` samples lie side by side, one vector per pixel or feature. Up to the last
-// convolution each block of `lanes` samples has its own contiguous image; from there on all blocks of a chunk lie
-// side by side, so that a linear layer reads its weights once per chunk.
+// step each block of `lanes` samples has its own contiguous image; from there on all blocks of a chunk lie side by side, so
+// that a linear layer reads its weights once per chunk.
 struct Layout {
-  // of each part, relative to the part's own slice
-  index conv_out[max_layers], winner[max_layers], linear_out[max_layers];
-  index packed[max_layers], packed_transposed[max_layers];
+  // of each part, relative to the part's own slice; `kept` is what a step keeps for its gradient: winners, or statistics
+  index value[max_steps], kept[max_steps], linear_out[max_linears];
+  index packed[max_steps], packed_back[max_steps];
   index part_begin, part_size;
   // shared by the parts
-  index input, staging, logits, feature_gradient[2], transposed, image_gradient[2], dense_gradient[max_layers];
-  index patch_images, patch_values, patch_offsets, patch_sums[max_layers];
+  index input, staging, logits, feature_gradient[2], transposed, value_gradient[max_steps], dense_gradient[max_steps];
+  index patch_images, patch_values, patch_offsets, patch_sums[max_steps], weight_sums;
   index gradient, velocity;
   index segment_logits;
   index size;
