@@ -75,12 +75,14 @@ def prepare(
     method: Method, dataset: Dataset, shards: Shards, *, training: Training = PLAIN_SGD, num_rounds: int = 3,
     seed: int = 0, evaluation: Evaluation | None = None, network: NetworkChoice = SMALL,
     user: Maker | None = None, augment: Augment | None = None, world: World | None = None,
+    tiers: tuple[int | tuple[int, ...], ...] = (),
 ) -> tuple[Experiment, Federation]:  # fmt: skip
     """Return an experiment on given data, and its federation."""
     task = Task(
         dataset=dataset.name,
         num_edges=len(shards.clients),
         clients_per_edge=tuple(len(clients) for clients in shards.clients),
+        tiers=tiers,
         rounds=num_rounds,
         augment=augment,
         world=world,

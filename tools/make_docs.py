@@ -40,6 +40,7 @@ from fedbac.config.columns import (
     Links,
 )
 from fedbac.config.experiment import Evaluation, Measurement, Method, Runtime, Task
+from fedbac.config.tiers import InnerTier
 from fedbac.config.training import AdamW, Training
 from fedbac.core.liars import Liars
 from fedbac.core.settings import Settings
@@ -114,6 +115,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
         [
             ("method", Method),
             *_kinds("topology", TOPOLOGY),
+            ("method.region", InnerTier),
             ("method.measurement", Measurement),
             ("method.links", Links),
             ("method.privacy", Privacy),
@@ -309,6 +311,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "The classes that settings are made of. [Settings](settings.md) lists their fields.",
         (
             "config.experiment",
+            "config.tiers",
             "topology",
             "clustering",
             "selection",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedbac.config.columns import (AGGREGATION, CLOCK, CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING,
         STEP, TOPOLOGY, Links)
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
+    from fedbac.config.tiers import InnerTier
     from fedbac.config.training import AdamW, Sgd, Training
     from fedbac.core.codecs import Alteration, Clip, Codec, EightBits, GaussianNoise, TopK
     from fedbac.core.parts import LocalRun, LocalSteps, Part, Phase, Pull, Start
@@ -55,8 +56,8 @@ __all__ = [
     "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "Deadline", "DeployError", "Directed", "Distill",
     "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation", "Evidence",
     "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards",
-    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "Interpolated", "KMeans", "Krum", "LateHead",
-    "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB",
+    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "InnerTier", "Interpolated", "KMeans", "Krum",
+    "LateHead", "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB",
     "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment",
     "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted",
     "OneVoice", "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
@@ -76,6 +77,7 @@ _HOMES = {
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.columns": "AGGREGATION CLOCK CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
+    "fedbac.config.tiers": "InnerTier",
     "fedbac.config.training": "AdamW Sgd Training",
     "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",
     "fedbac.core.parts": "LocalRun LocalSteps Part Phase Pull Start",

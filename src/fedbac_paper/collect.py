@@ -8,9 +8,9 @@ import numpy as np
 
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
-from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
+from fedbac.core.links import DIRECTIONS
 from fedbac.errors import ConfigError
-from fedbac.rounds.metrics import rounds_to_target
+from fedbac.rounds.metrics import rounds_to_target, total_bytes
 from fedbac.runs.store import StoredRun
 from fedbac_paper.artefact import Artefact
 from fedbac_paper.plan import Pass, identity, point_of, status
@@ -100,8 +100,8 @@ def _cumulative(ledgers: Sequence[Mapping[str, Any]]) -> list[Bytes]:
     totals, client, train, everything = [], 0, 0, 0
     for ledger in ledgers:
         client += sum(ledger["client"][direction]["train"] for direction in DIRECTIONS)
-        train += sum(ledger[tier][direction]["train"] for tier in TIERS for direction in DIRECTIONS)
-        everything += sum(ledger[t][d][purpose] for t in TIERS for d in DIRECTIONS for purpose in PURPOSES)
+        train += sum(by[direction]["train"] for by in ledger.values() for direction in DIRECTIONS)
+        everything += total_bytes(ledger)
         totals.append(Bytes(client_train=client, train=train, everything=everything))
     return totals
 

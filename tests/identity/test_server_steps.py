@@ -42,16 +42,21 @@ Server = Callable[[Weights, Weights], Weights]
 
 def trained(network: nn.Module, start: Weights, client: int) -> Weights:
     """Return the weights of a client after local training."""
+    x, y = (torch.from_numpy(array[SHARDS.train[client]]) for array in (DATA.x_train, DATA.y_train))
+    return descended(network, start, x, y, WHOLE)
+
+
+def descended(network: nn.Module, start: Weights, x: Tensor, y: Tensor, training: Training) -> Weights:
+    """Return weights after gradient descent on some examples."""
     with torch.no_grad():
         for parameter, value in zip(network.parameters(), start, strict=True):
             parameter.copy_(value)
-    x, y = (torch.from_numpy(array[SHARDS.train[client]]) for array in (DATA.x_train, DATA.y_train))
-    for _ in range(WHOLE.epochs):
+    for _ in range(training.epochs):
         loss = F.cross_entropy(network(x), y)
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(network.parameters(), gradients, strict=True):
-                parameter.sub_(WHOLE.learning_rate * gradient)
+                parameter.sub_(training.learning_rate * gradient)
     return [parameter.detach().clone() for parameter in network.parameters()]
 
 

@@ -139,7 +139,7 @@ def test_bytes_of_a_link_fall_by_what_it_leaves_out(name: str) -> None:
 def test_networks_that_are_only_measured_are_sent_whole(tier: Tier) -> None:
     """A codec compresses what is sent for training; its price is not that of the same networks sent to be measured."""
     codec, bank = TopK(keep=0.1), {"global": networks(0)["a"]}
-    link = Link(tier, Shared(), chains=Links(client_down=codec, cloud_down=codec).chains)
+    link = Link(tier, Shared(), chains=Links(**dict.fromkeys([f"{one}_down" for one in TIERS], codec)).chains)
     link.send("down", "train", bank)
     link.send("down", "evaluate", bank)
     each = {"train": codec.num_bytes(20) + codec.num_bytes(4), "evaluate": BYTES_PER_NUMBER * (20 + 4)}
@@ -309,6 +309,7 @@ def test_one_transform_is_written_as_before_and_many_as_a_list() -> None:
     assert links.model_dump(mode="json") == {
         "client_up": [{"kind": "clip", "norm": 2.0}, {"kind": "top_k", "keep": 0.2}, {"kind": "eight_bits"}],
         "client_down": None,
+        **dict.fromkeys(["region_up", "region_down", "country_up", "country_down"]),
         "cloud_up": {"kind": "top_k", "keep": 0.1},
         "cloud_down": {"kind": "eight_bits"},
     }

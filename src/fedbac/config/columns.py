@@ -93,10 +93,18 @@ class Links(Settings):
     """What clients send to their edge."""
     client_down: Annotated[Transforms, AfterValidator(_of_codecs)] = ()
     """What edges send to their clients."""
+    region_up: Transforms = ()
+    """What edges send to their region, where there are some (``task.tiers``)."""
+    region_down: Annotated[Transforms, AfterValidator(_of_codecs)] = ()
+    """What regions send to their edges."""
+    country_up: Transforms = ()
+    """What regions send to their country."""
+    country_down: Annotated[Transforms, AfterValidator(_of_codecs)] = ()
+    """What countries send to their regions."""
     cloud_up: Transforms = ()
-    """What edges send to the cloud."""
+    """What the tier below the cloud sends to it: the edges, if there are no others."""
     cloud_down: Annotated[Transforms, AfterValidator(_of_codecs)] = ()
-    """What the cloud sends to the edges."""
+    """What the cloud sends to the tier below."""
 
     @property
     def chains(self) -> dict[str, Chain]:

@@ -1,6 +1,7 @@
 """The configuration tree: an experiment is a task, a method, how it is judged, and a seed."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,11 +21,13 @@ from fedbac.config.columns import (
     TOPOLOGY,
     Links,
 )
+from fedbac.config.tiers import Height, InnerTier, Tiers, parents
 from fedbac.config.training import Training as Training
 from fedbac.core.answers import checked_phases
 from fedbac.core.bandits import budget
 from fedbac.core.codecs import Alteration, Chain, Clip, GaussianNoise
 from fedbac.core.liars import Liars
+from fedbac.core.links import INNER, Tier
 from fedbac.core.parts import Adjusting, Personalization, Stepping, judged_parts
 from fedbac.core.policies import Aggregation, Clock, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology, Trusting
 from fedbac.core.queries import (
@@ -42,7 +45,7 @@ from fedbac.core.queries import (
     answerable,
     of_updates,
 )
-from fedbac.core.settings import MAX_CLIENTS, Edges, Examples, Name, Positive, Rounds, Seed, Settings
+from fedbac.core.settings import MAX_CLIENTS, Edges, Examples, IntArray, Name, Positive, Rounds, Seed, Settings
 from fedbac.core.world import World
 from fedbac.data import Augment, DataName, Noise, OwnData, Partition
 from fedbac.errors import PolicyError
@@ -70,6 +73,9 @@ class Task(Settings):
         Annotated[int, Field(gt=0, le=MAX_CLIENTS)] | tuple[Annotated[int, Field(ge=0, le=MAX_CLIENTS)], ...]
     ) = 10
     """N_m: clients of an edge; one number, or one per edge."""
+    tiers: Tiers = ()
+    """Nodes between edges and the cloud, tier by tier from below: ``[4]`` puts four regions there, ``[4, 2]`` two
+    countries above these. Each has as many children as the next, in their order; or say how many: ``[[6, 4]]``."""
     rounds: Rounds = 100
     """T: cloud rounds."""
     partition: Partition = Partition()
@@ -115,6 +121,7 @@ class Task(Settings):
             raise ValueError(
                 f"num_edges and clients_per_edge make {sum(self.clients()):,} clients; there may be {MAX_CLIENTS:,}"
             )
+        parents(self.tiers, self.num_edges)
         return self
 
 
@@ -158,6 +165,10 @@ class Method(Settings, defer_build=True):
     """How the cloud combines its edges, if otherwise."""
     step: Annotated[Step, STEP] = Field(default_factory=STEP.default)
     """What the cloud and clusters do with the combination, once a round."""
+    region: InnerTier = Field(default_factory=InnerTier)
+    """What regions do, where the task has some (``task.tiers``)."""
+    country: InnerTier = Field(default_factory=InnerTier)
+    """What countries do, the tier above regions."""
     clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
     """When an edge ends a round."""
     cloud_clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
@@ -167,7 +178,8 @@ class Method(Settings, defer_build=True):
     privacy: Privacy | None = None
     """Differential privacy for clients or examples; none by default."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
-    """Weight of an edge at the cloud: all its examples, those that trained, or 1 (C.41)."""
+    """Weight of an edge at the cloud, or of a node at the one above: all its examples, those that trained, or 1
+    (C.41)."""
     measurement: Measurement = Measurement()
     """How losses of clusters are measured."""
     judged: Literal["before_training", "after_training"] = "before_training"
@@ -243,6 +255,22 @@ class Experiment(Settings, defer_build=True):
         training = training if own is None else training.model_copy(update={"learning_rate": own})
         return training.rate(round_, self.task.rounds)
 
+    @cached_property
+    def heights(self) -> tuple[Height, ...]:
+        """The tiers between edges and the cloud, from below; none where all clients meet at the cloud."""
+        placed = zip(INNER, _parents(self.task, self.method), strict=False)
+        return tuple(Height(name, parent_C, getattr(self.method, name)) for name, parent_C in placed)
+
+    @property
+    def link_names(self) -> tuple[Tier, ...]:
+        """The links from clients to the cloud, by the tier that each is counted for."""
+        return ("client", *(height.name for height in self.heights), "cloud")
+
+    @property
+    def edge_rounds(self) -> int:
+        """Averages of an edge for each round of the cloud."""
+        return self.method.topology.edge_rounds * math.prod(height.does.rounds for height in self.heights)
+
     @property
     def fewest(self) -> int:
         """How many clients of a site take part at least, where noise comes in shares of theirs."""
@@ -258,7 +286,7 @@ class Experiment(Settings, defer_build=True):
         if privacy is None:
             return None
         each = [1 if privacy.bounds_clients else self.passes(Moment(t, rounds)) for t in range(1, rounds + 1)]
-        queries = accumulate((self.method.topology.edge_rounds * one for one in each), initial=0)
+        queries = accumulate((self.edge_rounds * one for one in each), initial=0)
         # Whoever is drawn must take part, and nobody else: no shares that are too few, no dropping out, no deputies.
         world = self.world
         alone = privacy.where == "edge" and (
@@ -362,6 +390,7 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
     if method.step.kind == "dynamic" and len(alphas) > 1:
         yield "method.step 'dynamic' is FedDyn's server; use personalization dynamic_pull with the same alpha"
     yield from _unanswerable(method)
+    yield from _not_in_tiers(task, method)
     yield from _uncombinable(task, method)
     yield from _untimely(task, method)
     if method.privacy is not None:
@@ -405,10 +434,14 @@ def _uncombinable(task: Task, method: Method) -> Iterator[str]:
     selected = {budget(method.selection.fraction, num) for num in sites}
     cloud = method.cloud_aggregation or method.aggregation
     above = "method.aggregation" if method.cloud_aggregation is None else "method.cloud_aggregation"
-    for field, rule, where, nums in (
-        ("method.aggregation", method.aggregation, "clients of an edge", selected),
-        (above, cloud, "edges", {len(sites)}),
-    ):
+    children, num = "edges", len(sites)
+    combining = [("method.aggregation", method.aggregation, "clients of an edge", selected)]
+    for name, parent_C in zip(INNER, _parents(task, method), strict=False):
+        each = set(Counter(parent_C.tolist()).values())
+        combining.append((f"method.{name}.aggregation", getattr(method, name).aggregation, children, each))
+        children, num = f"{name} nodes", int(parent_C[-1]) + 1
+    combining.append((above, cloud, children, {num}))
+    for field, rule, where, nums in combining:
         for num in sorted(nums - {1}):
             if (fault := getattr(rule, "fault", lambda num: None)(num)) is not None:
                 yield f"{field} {rule.kind!r} cannot combine {num} {where}: {fault}"
@@ -417,6 +450,50 @@ def _uncombinable(task: Task, method: Method) -> Iterator[str]:
         beyond = [one for one in named if one >= most] if isinstance(named, tuple) else []
         if beyond:
             yield f"task.world.liars.{who}: there is no {beyond[0]}; they are numbered from 0 to {most - 1}"
+
+
+def _not_in_tiers(task: Task, method: Method) -> Iterator[str]:
+    """Yield what is said of a tier that is not there, and what does not go with tiers between edges and the cloud."""
+    there = () if method.topology.tiers == 2 else INNER[: len(task.tiers)]
+    for name in INNER[len(there) :]:
+        links = [link for link in method.links.chains if link.startswith(name)]
+        if links or getattr(method, name) != InnerTier():
+            said = f"method.links.{links[0]}" if links else f"method.{name}"
+            flat = f"with method.topology {method.topology.kind!r} clients meet at the cloud; leave it out"
+            more = f"task.tiers has {len(there)} tiers; give it {INNER.index(name) + 1}, or leave this out"
+            yield f"{said} is for the tier {name!r}, but {flat if method.topology.tiers == 2 else more}"
+    if not there:
+        return
+    if len(method.topology.sites(task.num_edges)) != task.num_edges:
+        yield f"task.tiers are above edges, which method.topology {method.topology.kind!r} merges; use hierarchical"
+    for field, clock in (("method.clock", method.clock), ("method.cloud_clock", method.cloud_clock)):
+        if clock.holds:
+            yield f"{field} {clock.kind!r} does not go with task.tiers; use synchronous, or no tiers between"
+    if getattr(method.sharing, "teaches", False):
+        yield f"method.sharing {method.sharing.kind!r} sends teachers, which do not pass task.tiers; use another"
+    for field, queries in method.needs.items():
+        if of_updates(queries):
+            yield (
+                f"{field} compares updates of single {method.unit}s, but with task.tiers the cloud sees only averages "
+                f"of its {there[-1]} nodes; choose a policy that needs none"
+            )
+    for name in there:
+        if method.personalization.kind == "group_corrections" and getattr(method, name).rounds > 1:
+            yield (
+                "method.personalization 'group_corrections' leads edges to what the cloud knows after all their "
+                f"averages of a round, but with method.{name}.rounds they meet before; set it to 1, or use "
+                "method.topology.edge_rounds"
+            )
+        policy = getattr(method, name).selection
+        if beyond := sorted(map(str, policy.needs() - {Statistic("loss")})):
+            yield (
+                f"method.{name}.selection {policy.kind!r} asks for {beyond[0]}, but a {name} knows only with what loss "
+                "its children trained; choose random, or power_of_choice with variant=last"
+            )
+        elif policy.needs() and method.privacy is not None:
+            yield f"method.{name}.selection {policy.kind!r} asks for losses, to which method.privacy adds no noise"
+        if getattr(getattr(method, name).aggregation, "secret", False):
+            yield f"method.{name}.aggregation.secret: it sees averages; set secret in method.aggregation alone"
 
 
 def _untimely(task: Task, method: Method) -> Iterator[str]:
@@ -438,6 +515,11 @@ def _untimely(task: Task, method: Method) -> Iterator[str]:
         yield f"{clock} has no account of privacy: who is late depends on data; use synchronous with method.privacy"
     if getattr(method.sharing, "teaches", False):
         yield f"{clock} keeps no teachers for clients that are under way; use another method.sharing, or synchronous"
+
+
+def _parents(task: Task, method: Method) -> list[IntArray]:
+    """Return the parents in each tier between edges and the cloud, if there are edges."""
+    return [] if method.topology.tiers == 2 else parents(task.tiers, task.num_edges)
 
 
 def site_sizes(task: Task, method: Method) -> list[int]:

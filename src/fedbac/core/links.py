@@ -1,6 +1,8 @@
 """Links between tiers: the only way from one to another, and the only place that counts bytes.
 
-Tiers: ``client`` (between clients and their edge) and ``cloud`` (between edges and the cloud). Purposes: ``train``
+Tiers, each named by one of its ends: ``client`` (between clients and their edge) and ``cloud`` (between the cloud and
+the tier below it: edges, unless a task has tiers between them: ``region`` is then between edges and regions, and
+``country`` between regions and countries). Purposes: ``train``
 (networks for training and their updates), ``evaluate`` (networks sent only to be measured), ``control`` (numbers).
 What stays where it is, such as the state of a selection policy at its edge or a client's own parts, passes no link.
 A network is counted each time that it is sent for another purpose: to be measured, and then to be trained.
@@ -18,15 +20,21 @@ from fedbac.core.parts import Parts, Personalization, Scope, moved_parts, moving
 from fedbac.core.queries import Moment
 from fedbac.core.schema import Some
 
-Tier = Literal["client", "cloud"]
+Tier = Literal["client", "region", "country", "cloud"]
 Direction = Literal["down", "up"]
 Purpose = Literal["train", "evaluate", "control"]
 BYTES_PER_NUMBER = 4
-TIERS: tuple[Tier, ...] = ("client", "cloud")
+TIERS: tuple[Tier, ...] = ("client", "region", "country", "cloud")
+INNER: tuple[Tier, ...] = ("region", "country")
+"""Those of nodes between edges and the cloud, from below: there may be none, or the first alone."""
+OUTER: tuple[Tier, ...] = ("client", "cloud")
+"""Those that are always there."""
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "control")
 PASSES: Mapping[Tier, frozenset[Scope]] = {
     "client": frozenset({"cloud", "cluster", "edge"}),
+    "region": frozenset({"cloud", "cluster"}),
+    "country": frozenset({"cloud", "cluster"}),
     "cloud": frozenset({"cloud", "cluster"}),
 }
 """The owners whose parts pass a link: those that are not on its near side."""
@@ -48,14 +56,19 @@ class Ledger:
         for key, num_bytes in other.entries.items():
             self.entries[key] = self.entries.get(key, 0) + num_bytes
 
-    def nested(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Return all entries, zeros included, as tier → direction → purpose → bytes."""
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.entries.values())
+
+    def nested(self, tiers: Sequence[Tier] = OUTER) -> dict[str, dict[str, dict[str, int]]]:
+        """Return all entries of these tiers, zeros included, as tier → direction → purpose → bytes."""
         return {
             tier: {
                 direction: {purpose: self.entries.get((tier, direction, purpose), 0) for purpose in PURPOSES}
                 for direction in DIRECTIONS
             }
-            for tier in TIERS
+            for tier in tiers
         }
 
 

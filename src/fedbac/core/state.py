@@ -58,6 +58,17 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class NodeState:
+    """What a node between edges and the cloud remembers."""
+
+    links: dict[str, Parts]
+    """Of its link upwards, where that compresses."""
+    steps: dict[str, Parts]
+    """As the cloud's: a row for each owner, of whose networks it averages those of its own children."""
+    selection: Any
+
+
+@dataclass(frozen=True)
 class State:
     """Everything a run needs to go on after a round."""
 
@@ -89,7 +100,9 @@ class State:
     steps: dict[str, Parts] = field(default_factory=dict)
     """Of each part with a step: what its owners remember, by name, a row each: by weight, or one number, by ""."""
     stepped: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The weights of each such part that are stepped."""
+    """The weights of each part that somebody steps with."""
+    nodes: tuple[tuple[NodeState, ...], ...] = ()
+    """Of the tiers between edges and the cloud, from below."""
     first: Parts = field(default_factory=dict)
     """The parts of clusters as the run began, where a policy compares members with them."""
     longest: dict[str, FloatArray] = field(default_factory=dict)
@@ -113,6 +126,7 @@ class State:
             "steps",
             "first",
             "longest",
+            "nodes",
         )
         for name in shaped:
             own, other = (arrays(getattr(state, name), name) for state in (self, template))

@@ -68,7 +68,8 @@ class Prefetching(Simulator):
         self.queue = self.hooked
         method = self.experiment.method
         self.final = (
-            method.topology.edge_rounds == 1
+            self.experiment.edge_rounds == 1
+            and not self.experiment.heights
             and not method.links.cloud_up
             and not (method.clock.holds or method.cloud_clock.holds)
         )

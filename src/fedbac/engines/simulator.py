@@ -331,14 +331,17 @@ def kept_bytes(experiment: Experiment, federation: Assembled) -> int:
     """Return the size of all networks kept between rounds: of owners, momentum, steps' memory, and links."""
     method, sites, scheme = experiment.method, federation.sites, experiment.method.personalization
     trainable, one = {name for name, _ in federation.network.named_parameters()}, _one_of_each(experiment, federation)
-    steps, owners = first_steps(method, one, trainable), owners_of(experiment, sites)
-    in_links = remembered(method.links.chains, scheme, owners, sites)
+    owners, heights = owners_of(experiment, sites), experiment.heights
+    stepping = [(method.step, 1), *((height.does.step, height.num_nodes) for height in heights)]
+    steps = [(number, first_steps(step, scheme, one, trainable)) for step, number in stepping]
+    count = [len(sites), len(sites), *(height.num_nodes for height in heights)]
+    in_links = remembered(method.links.chains, scheme, owners, dict(zip(experiment.link_names, count, strict=True)))
     keeping = sum(len(site.clients) for site in sites) if experiment.task.training.momentum_state == "persist" else 0
     under_way = sum(budget(method.selection.fraction, len(site.clients)) for site in sites)
     needed = 0
     for part, spec in scheme.parts.items():
         needed += (owners[spec.scope] + in_links[part]) * _bytes({part: one[part]})
-        needed += owners[spec.scope] * _bytes(steps.get(part, {}))
+        needed += sum(number * owners[spec.scope] * _bytes(mine.get(part, {})) for number, mine in steps)
         if method.clock.holds:
             needed += under_way * _bytes({part: one[part]})
         if spec.networks:

@@ -139,7 +139,7 @@ def gaps(records: Sequence[Mapping[str, Any]]) -> list[Json]:
 def traffic(records: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """Return the bytes so far by tier and purpose, both directions together, without what is never sent."""
     found = {}
-    for tier in TIERS:
+    for tier in (tier for tier in TIERS if records and tier in records[0]["bytes"]):
         for purpose in PURPOSES:
             each = [sum(record["bytes"][tier][direction][purpose] for direction in DIRECTIONS) for record in records]
             if any(each):

@@ -1,6 +1,6 @@
 """The figures of a report, drawn without global state so that they can be shown anywhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedbac.core.links import PURPOSES, TIERS, Purpose, Tier
+from fedbac.core.links import PURPOSES, Purpose, Tier
 from fedbac.core.settings import FloatArray
 from fedbac.files import make_folder
 from fedbac.report import canvas
 from fedbac.report.canvas import LEGEND, TEXT, End
 from fedbac.report.groups import Group, edge_accuracy, groups, labels, numbers, rounds_of, summarized
-from fedbac.report.table import human_bytes, percent, traffic
+from fedbac.report.table import ends, human_bytes, percent, traffic
 from fedbac.report.theme import CLUSTERS, GRID, INK, ON_COLOUR, SURFACE, TRAFFIC
 from fedbac.runs.store import StoredRun
 
@@ -127,8 +127,9 @@ def _bytes(runs: Sequence[StoredRun]) -> Figure:
         [0.42 * len(runs)], right=canvas.margin(totals), left=canvas.margin(names), top=0.75, bottom=0.15
     )
     longest = max(1, *(int(run.summary["bytes_total"]) for run in runs))
-    purposes = [purpose for purpose in PURPOSES if any(traffic(run, tier, purpose) for run in runs for tier in TIERS)]
-    shown = [(tier, purpose) for tier in TIERS for purpose in purposes]
+    between = {tier: "–".join(both) for tier, both in ends(runs).items()}
+    purposes = [purpose for purpose in PURPOSES if any(traffic(run, tier, purpose) for run in runs for tier in between)]
+    shown = [(tier, purpose) for tier in between for purpose in purposes]
     for row, (run, total) in enumerate(zip(runs, totals, strict=True)):
         start = 0
         for tier, purpose in shown:
@@ -137,16 +138,15 @@ def _bytes(runs: Sequence[StoredRun]) -> Figure:
             start += width
         axes.text(start / longest + 0.012, row, total, va="center", fontsize=TEXT, color=INK, fontweight="bold")
     _bar_axis(axes, names)
-    _key(axes, shown)
+    _key(axes, shown, between)
     return figure
 
 
-def _key(axes: Axes, shown: Sequence[tuple[Tier, Purpose]]) -> None:
-    between = {"client": "client–edge", "cloud": "edge–cloud"}
+def _key(axes: Axes, shown: Sequence[tuple[Tier, Purpose]], between: Mapping[Tier, str]) -> None:
     ordered = sorted(shown, key=lambda pair: PURPOSES.index(pair[1]))  # a legend fills its columns first
     handles = [Patch(color=TRAFFIC[pair][0], label=f"{between[pair[0]]}: {pair[1]}") for pair in ordered]
     if handles:
-        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(handles) // 2}
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(handles) // len(between)}
         axes.legend(handles=handles, **place, **LEGEND, handlelength=0.9, handletextpad=0.5, columnspacing=2)
 
 

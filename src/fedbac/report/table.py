@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
+from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Tier
 from fedbac.report.groups import Group, labels, last_rounds, look_up, summarized
 from fedbac.rounds.metrics import MOMENTS
 from fedbac.runs.store import StoredRun
@@ -51,14 +51,30 @@ def ledger_table(runs: Sequence[StoredRun]) -> Table:
     """Return the bytes of every run by tier, direction and purpose, and their total."""
     header = ["between", "direction", "purpose", *labels(runs)]
     flat = any(look_up(run.config, "experiment.method.topology.kind") == "flat" for run in runs)
-    between = {"client": "client and edge" + " (flat: and cloud)" * flat, "cloud": "edge and cloud"}
     rows = [
-        [between[tier], direction, purpose, *(human_bytes(_entry(run, tier, direction, purpose)) for run in runs)]
-        for tier in TIERS
+        [
+            f"{lower} and {upper}" + " (flat: and cloud)" * (flat and tier == "client"),
+            direction,
+            purpose,
+            *(human_bytes(_entry(run, tier, direction, purpose)) for run in runs),
+        ]
+        for tier, (lower, upper) in ends(runs).items()
         for direction in DIRECTIONS
         for purpose in PURPOSES
     ]
     return header, [*rows, ["total", "", "", *(human_bytes(run.summary["bytes_total"]) for run in runs)]]
+
+
+def ends(runs: Sequence[StoredRun]) -> dict[Tier, tuple[str, str]]:
+    """Return the tiers of some runs, from below, and who is at the lower and the upper end of each."""
+    found: dict[Tier, tuple[dict[str, None], str]] = {}
+    for run in runs:
+        below = "client"
+        for place, tier in enumerate(tier for tier in TIERS if tier in run.summary["bytes"]):
+            upper = tier if place else "edge"
+            found.setdefault(tier, ({}, upper))[0][below] = None
+            below = upper
+    return {tier: ("/".join(found[tier][0]), found[tier][1]) for tier in TIERS if tier in found}
 
 
 def traffic(run: StoredRun, tier: str, purpose: str) -> int:
@@ -142,7 +158,7 @@ def _lost(summary: Mapping[str, Any]) -> int:
 
 
 def _training_bytes(summary: Mapping[str, Any]) -> int:
-    return sum(int(summary["bytes"][tier][direction]["train"]) for tier in TIERS for direction in DIRECTIONS)
+    return sum(int(by[direction]["train"]) for by in summary["bytes"].values() for direction in DIRECTIONS)
 
 
 def duration(seconds: float) -> str:
@@ -162,4 +178,5 @@ def _plain(value: float) -> str:
 
 
 def _entry(run: StoredRun, tier: str, direction: str, purpose: str) -> int:
-    return int(run.summary["bytes"][tier][direction][purpose])
+    """Return some bytes of a run; none of a tier that it has not."""
+    return int(run.summary["bytes"][tier][direction][purpose]) if tier in run.summary["bytes"] else 0

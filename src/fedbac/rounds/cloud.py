@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from fedbac.config.experiment import Experiment, Method
+from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.aggregation import average_by_owner, bounded, lengths, shared_by_few
 from fedbac.core.answers import (
@@ -21,12 +20,11 @@ from fedbac.core.answers import (
     checked_pair,
     checked_queries,
     checked_state,
-    checked_step,
     consult,
 )
 from fedbac.core.links import Ledger, Link
 from fedbac.core.parts import Params, Parts, moving_parts
-from fedbac.core.policies import Opening, Showing, Step, Teaching
+from fedbac.core.policies import Opening, Showing, Teaching
 from fedbac.core.queries import AT_CLOUD, FOR_SHARING, Accuracy, Ask, Evidence, Loss, Query, Statistic, of_updates
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
@@ -39,8 +37,9 @@ from fedbac.rounds.measure import answers_from, plan_look
 from fedbac.rounds.messages import Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
 from fedbac.rounds.record import Reported, Scores, beliefs, notes, other_moment, score
-from fedbac.rounds.rows import AT_SITES, Members, Memory, Remembered, SiteRows, given_another, rows_of
+from fedbac.rounds.rows import Members, Memory, Remembered, SiteRows, given_another, rows_of
 from fedbac.rounds.start import BEFORE
+from fedbac.rounds.tiers import Rows, Tree, examples, rows_at, stepped
 
 
 def rounds(
@@ -97,7 +96,13 @@ class Round:
         self.moment = moment_of(experiment, sites, round_)
         self.when, self.judged_after_moves = f"round {round_}", experiment.evaluation.point == "post_reassign"
         scheme, chains = experiment.method.personalization, experiment.method.links.chains
-        self.link = Link("cloud", scheme, self.moment, chains, experiment.seed)
+        self.links = {
+            name: Link(name, scheme, self.moment, chains, experiment.seed) for name in experiment.link_names[1:]
+        }
+        """By what is above the edges: to the nodes of the tier below it. The last one is the cloud's."""
+        self.link = self.links["cloud"]
+        self.tree: Tree | None = None
+        """The tiers between edges and the cloud, as they are after they have worked."""
         self.traffic = Ledger()
         """What passed between clients and their sites."""
         self.opened = False
@@ -121,6 +126,13 @@ class Round:
 
     def reports(self, ordered: Ordered) -> list[TrainReport]:
         """Return what the sites have done, as far as the cloud waits for it."""
+        if self.experiment.heights:
+            before, sent, _, orders, memories = ordered
+            held = self._site_rows(before.label_N)
+            self.tree = Tree(
+                self.experiment, self.sites, held, self.edges, self.links, before, orders, memories, self.moment
+            )
+            return self.tree.train(sent)
         if self.late is None:
             return self.edges.train(ordered.orders)
         free = self.late.free(ordered.orders)
@@ -147,6 +159,7 @@ class Round:
             selection_M=tuple(report.selection for report in reports),
             momentum_M=tuple(report.momentum for report in reports),
             links_M=self._received(orders, reports, memories),
+            nodes=() if self.tree is None else tuple(nodes.state for nodes in self.tree.tiers),
         )
         readings = self._look(asked, before, sent, averaged, reports)
         trained = self._share(averaged, asked, readings)
@@ -156,6 +169,11 @@ class Round:
         reported, labels, other = Reported.of(reports), trained.label_N, self._other_moment(trained, reports, scores)
         if after.waiting_M or self.late is not None:
             after = self._under_way(before, after, reports, reported)
+        if self.tree is not None:  # who has had no order is told of its new cluster with the next
+            unaware = [n for m, had in enumerate(self.tree.leaves.reports) if not had for n in self.members.at(m)]
+            after = replace(
+                after, moved_N=after.moved_N | (before.moved_N & np.isin(np.arange(self.members.count), unaware))
+            )
         decided = [0] * self.opened + [after.round] * (asked.by_clustering is not None)
         return after, lambda: {
             **shown, "round": after.round, **scores(), **other(), "decided": decided,
@@ -232,13 +250,13 @@ class Round:
         """Return what every site is to do: receive networks, select, train and average."""
         wants_updates = self.members.unit == "client" and of_updates(asked.queries)
         taught = None if teaching is None else teachers(self.method.personalization, state, teaching)
-        orders, memories = [], []
+        orders, memories, above = [], [], f"{self.experiment.link_names[1]}_down"
         rows: dict[tuple[str, bytes], Params] = {}
         for m, held in enumerate(self._site_rows(state.label_N)):
             bank = {part: rows_of(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
-            if self.late is not None and m in self.late.busy:  # it has an order
-                had, broadcast = memory.of("cloud_down"), None
+            if self.experiment.heights or (self.late is not None and m in self.late.busy):
+                had, broadcast = memory.of("cloud_down"), None  # it is not for the cloud to send it anything
             else:
                 bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"), sender=m)
             memories.append(Remembered(memory.with_({"cloud_down": had}), held))
@@ -256,7 +274,7 @@ class Round:
                     readings=asked.of_sites,
                     statistics=frozenset(query for query in asked.queries if isinstance(query, Statistic)),
                     teachers=None if taught is None else taught.at(m, self.members, self.link),
-                    links={name: memory.of(name) for name in AT_SITES if name in memory.whole},
+                    links={name: memory.of(name) for name in memory.whole if name != above},
                     broadcast=broadcast,
                     wants_updates=wants_updates,
                 )
@@ -270,6 +288,9 @@ class Round:
         after = []
         for order, report, memory in zip(orders, reports, memories, strict=True):
             self.traffic.merge(report.traffic)
+            if self.tree is not None:
+                after.append(self.tree.leaves.memories[order.site].whole)
+                continue
             if report.under_way:
                 after.append(memory.with_(report.links))
                 continue
@@ -284,12 +305,13 @@ class Round:
     def _average(self, state: State, sent: Parts, reports: Sequence[TrainReport]) -> State:
         """Phase 5: two-phase aggregation (Eqs. 5 and 6) of what started from ``sent``, and the step of the owners."""
         method, held = self.method, self._site_rows(state.label_N)
+        at_sites = [rows_at(method, *one) for one in zip(self.sites, held, reports, strict=True)]
         moving = moving_parts(method.personalization, self.moment)  # a mean of what keeps still would only round it
         rule = method.cloud_aggregation or method.aggregation
         parts, trained, steps, longest = {}, {}, dict(state.steps), dict(state.longest)
         for part, stack in state.parts.items():
-            own = [mine[part] for mine in held]
-            rows, weight_R, owner_R = _contributions(method, part, self.sites, own, reports)
+            children = at_sites if self.tree is None or part not in self.tree.top.owner[0] else self.tree.rows
+            rows, weight_R, owner_R = [one.bank[part] for one in children], *_joined(part, children)
             parts[part] = stack
             if part in moving:
                 if part in longest:
@@ -301,7 +323,9 @@ class Round:
                     length_K = np.where(heard_K, lengths(parts[part], sent[part]), 0.0)
                     longest[part] = np.maximum(longest[part], length_K)
             if part in moving and part in steps:
-                share_K = _shares(part, trees.count(stack), self.sites, own, reports)
+                trained_R = np.concatenate([one.trained[part] for one in children])
+                all_K = examples(part, trees.count(stack), self.sites, held)
+                share_K = np.bincount(owner_R, trained_R, all_K.size) / np.maximum(all_K, 1)
                 when, names = f"round {state.round + 1}, part {part!r}", state.stepped[part]
                 parts[part], steps[part] = stepped(
                     method.step, sent[part], parts[part], steps[part], names, share_K, when
@@ -366,13 +390,23 @@ class Round:
         orders, places = plan_look(self.experiment, self.members, state, reports, queries)
         if not orders:
             return {}
-        orders = [replace(order, bank=self.link.send("down", "evaluate", order.bank)) for order in orders]
+        first, *higher = self.links.values()
+        orders = [replace(order, bank=first.send("down", "evaluate", order.bank)) for order in orders]
+        node_M, held, scheme = np.arange(len(self.sites)), self._site_rows(state.label_N), self.method.personalization
+        for height, link in zip(self.experiment.heights, higher, strict=True):
+            node_M = height.parent_C[node_M]
+            for n in range(height.num_nodes):
+                below = np.flatnonzero(node_M == n).tolist()
+                for part, stack in orders[below[0]].bank.items():
+                    count = len({row for m in below for row in places.rows(m, part, held[m][part], scheme)})
+                    link.send("down", "evaluate", {part: stack}, receivers=count, one_row=True)
         answers = self.edges.measure(orders)
         for order, answer in zip(orders, answers, strict=True):
             self.traffic.merge(answer.traffic)
             tellers = [1 if wanted.by == "site" else len(self.sites[order.site].clients) for wanted in order.wanted]
             models = [wanted.num_models for wanted in order.wanted]
-            self.link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
+            for link in self.links.values():
+                link.tell("up", NUMBERS_PER_MODEL * int(np.dot(tellers, models)))
         return places.read(answers, state.num_clusters)
 
     def _under_way(self, before: State, after: State, reports: Sequence[TrainReport], reported: Reported) -> State:
@@ -391,63 +425,18 @@ class Round:
         world = self.experiment.world
         if world is None:
             return None
-        num_bytes = sum(self.link.traffic.entries.values()) if self.method.topology.tiers == 3 else 0
-        passing = BITS * num_bytes / len(self.sites) / (MEGA * world.megabits_cloud)
-        return max(reported.seconds_M) + passing
+        num_bytes = self.link.traffic.total if self.method.topology.tiers == 3 else 0
+        children = reported.seconds_M if self.tree is None else [rows.seconds for rows in self.tree.rows]
+        passing = BITS * num_bytes / len(children) / (MEGA * world.megabits_cloud)
+        return max(children) + passing
 
     def _bytes(self) -> dict[str, dict[str, dict[str, int]]]:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them
-            self.traffic.merge(self.link.traffic)
-        return self.traffic.nested()
+            for link in self.links.values():
+                self.traffic.merge(link.traffic)
+        return self.traffic.nested(self.experiment.link_names)
 
 
-def stepped(
-    step: Step, sent_K: Params, combined_K: Params, memory: Parts, names: Sequence[str], share_K: FloatArray, when: str
-) -> tuple[Params, Parts]:
-    """Return a part after its owners' step, and their memory; an owner without reports keeps both. Weights without a
-    name here, such as statistics of batches, are none of the step's: they are taken as they are."""
-    reported = np.flatnonzero(share_K > 0)
-    device = next(iter(combined_K.values())).device
-
-    def rows(tree_K: Params) -> Tensor:
-        mine = trees.select(trees.to(tree_K, device), reported)
-        return mine[""] if "" in mine else trees.rows(mine)
-
-    def put(tree_K: Params, rows_K: Tensor) -> Params:
-        mine = trees.to(tree_K, device)
-        return trees.put(mine, reported, trees.shaped(rows_K.reshape(reported.size, -1), mine))
-
-    sent_K, moved_K = ({name: tree_K[name] for name in names} for tree_K in (sent_K, combined_K))
-    before_KD, combined_KD, known = rows(sent_K), rows(moved_K), {name: rows(stack) for name, stack in memory.items()}
-    share = trees.onto(share_K[reported], device).to(before_KD.dtype)
-    answer = consult("step", when, step.step, before_KD, combined_KD, known, share)
-    after_KD, learned = checked_step(step, answer, before_KD, combined_KD, known, when)
-    return combined_K | put(moved_K, after_KD), {name: put(memory[name], learned[name]) for name in memory}
-
-
-def _shares(
-    part: str, num_owners: int, sites: Sequence[Site], held: Sequence[SiteRows], reports: Sequence[TrainReport]
-) -> FloatArray:
-    """Return, by owner of a part, the examples of the clients that trained over those of all its clients."""
-    trained_K, all_K = np.zeros(num_owners), np.zeros(num_owners)
-    for site, own, report in zip(sites, held, reports, strict=True):
-        np.add.at(trained_K, own.owner_R, report.weight[part])
-        np.add.at(all_K, own.owner_R[own.row_N], site.size_N)
-    return trained_K / np.maximum(all_K, 1)
-
-
-def _contributions(
-    method: Method, part: str, sites: Sequence[Site], held: Sequence[SiteRows], reports: Sequence[TrainReport]
-) -> tuple[list[Params], FloatArray, IntArray]:
-    """Return what was reported of a part: the rows of all sites, the weight and the owner of each."""
-    weights, owners = [], []
-    for site, own, report in zip(sites, held, reports, strict=True):
-        trained_R = report.weight[part].astype(np.float64)
-        weight_R = trained_R
-        if method.cloud_weight == "total":
-            weight_R = np.bincount(own.row_N, weights=site.size_N, minlength=own.owner_R.size).astype(np.float64)
-        elif method.cloud_weight == "uniform":
-            weight_R = np.ones_like(trained_R)
-        weights.append(np.where(trained_R > 0, weight_R, 0.0))
-        owners.append(own.owner_R)
-    return [report.bank[part] for report in reports], np.concatenate(weights), np.concatenate(owners)
+def _joined(part: str, children: Sequence[Rows]) -> tuple[FloatArray, IntArray]:
+    """Return what each row of a part counts, and its owner."""
+    return np.concatenate([one.weight[part] for one in children]), np.concatenate([one.owner[part] for one in children])

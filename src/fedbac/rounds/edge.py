@@ -47,7 +47,7 @@ def combined_parts(method: Method) -> frozenset[str]:
 def moment_of(experiment: Experiment, sites: Sequence[Site], round_: int) -> Moment:
     """Return a round as policies of the cloud know it, with the batches that a client trains on."""
     moment = Moment(round_, experiment.task.rounds)
-    in_all = experiment.passes(moment) * experiment.method.topology.edge_rounds
+    in_all = experiment.passes(moment) * experiment.edge_rounds
     in_one = experiment.task.training.steps(np.concatenate([site.size_N for site in sites]))
     return moment._replace(steps=in_all * float(in_one.mean()))
 
@@ -66,7 +66,8 @@ class Common:
         self.moment = Moment(round_, experiment.task.rounds)
         self.clients = Link("client", scheme, self.moment, chains, experiment.seed)
         """The link of a site to its clients; each counts on one of its own, made by ``again``."""
-        self.cloud = Link("cloud", scheme, self.moment, chains, experiment.seed)
+        self.above = Link(experiment.link_names[1], scheme, self.moment, chains, experiment.seed)
+        """Its link to the cloud, or to the tier below that."""
         self.moving = moving_parts(scheme, self.moment)
         self.rules = dict.fromkeys(combined_parts(experiment.method) & self.moving, experiment.method.aggregation)
         """By part, how a site combines its clients where it must hold them all."""
@@ -137,10 +138,10 @@ class EdgeRound:
         self.too_late: set[int] = set()
 
     def run(self) -> Generator[Request, Result, TrainReport]:
-        """Algorithm 2, as often as the topology wants before the cloud hears of it."""
-        edge_rounds = self.experiment.method.topology.edge_rounds
-        for edge_round in range(edge_rounds):
-            yield from self._edge_round(edge_round, last=edge_round + 1 == edge_rounds)
+        """Algorithm 2, as often as the topology wants before anybody above hears of it."""
+        first, edge_rounds = self.order.edge_round, self.experiment.method.topology.edge_rounds
+        for edge_round in range(first, first + edge_rounds):
+            yield from self._edge_round(edge_round, last=edge_round + 1 == first + edge_rounds)
         changes = self._upload()
         return TrainReport(
             bank=self.bank,
@@ -164,12 +165,13 @@ class EdgeRound:
         )
 
     def _upload(self) -> Changes:
-        """Make of the averages what arrives at the cloud, unless it has every update; return how they are sent."""
+        """Make of the averages what arrives above, unless it has every update; return how they are sent."""
         averages = {part: stack for part, stack in self.bank.items() if part not in self.updates}
-        left = self.links.get("cloud_up", {})
-        arrived, left, changes = self.common.cloud.upload(averages, self.order.bank, left, (self.site.index,))
+        above, who = self.common.above, (self.site.index,)
+        left = self.links.get(f"{above.tier}_up", {})
+        arrived, left, changes = above.upload(averages, self.order.bank, left, who, self.order.edge_round)
         self.bank = self.bank | arrived
-        self.links["cloud_up"] = left
+        self.links[f"{above.tier}_up"] = left
         return changes
 
     def _edge_round(self, edge_round: int, last: bool) -> Generator[Request, Result, None]:
@@ -312,7 +314,7 @@ class EdgeRound:
             keep=frozenset(query.name for query in statistics if query.name != "loss"),
             phases=self.common.phases,
             teachers=self._teachers(chosen, participants.started.size),
-            edge_rounds=self.experiment.method.topology.edge_rounds,
+            edge_rounds=self.experiment.edge_rounds,
             share=float(site.size_N[chosen].sum() / max(site.size, 1)),
         )
         left_N = self.links.get("client_up", {})

@@ -65,7 +65,7 @@ class Late:
 
     def averaged(self, trained: Averaged, request: Train, chosen: IntArray, edge_round: int) -> Averaged:
         """Put aside what the clients under way will send, and return the averages with what has come late."""
-        version = (self.order.round - 1) * self.experiment.method.topology.edge_rounds + edge_round
+        version = (self.order.round - 1) * self.experiment.edge_rounds + edge_round
         late_C = np.isin(chosen, self.under_way)
         self._put_aside(trained, request, chosen, np.flatnonzero(late_C & trained.healthy_C), version)
         age_W = (version - self.came.began_W).astype(np.float64)

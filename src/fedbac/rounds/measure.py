@@ -216,6 +216,12 @@ class Places:
             readings[query] = table_NK if several else table_NK[:, 0]
         return readings
 
+    def rows(self, m: int, part: str, own: SiteRows, scheme: Personalization) -> set[Model | int]:
+        """Return which networks of a part are sent to a site: those of models, or of their owners."""
+        if scheme.parts[part].scope != "cluster":
+            return set(own.owner_R.tolist())
+        return {model for some in self.models_M[m].values() for model in some if not model.trained}
+
 
 def plan_look(
     experiment: Experiment, members: Members, state: State, reports: Sequence[TrainReport], queries: Sequence[Query]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbac.core import trees
 from fedbac.core.codecs import Chains, nothing_left, remembering
-from fedbac.core.links import DIRECTIONS, TIERS, Link
+from fedbac.core.links import DIRECTIONS, Link, Tier
 from fedbac.core.parts import Params, Part, Parts, Personalization, Scope
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.rounds.messages import Site
@@ -113,40 +113,40 @@ Memory = dict[str, Parts]
 """By the name of a link that compresses; rows are owners, or clients for what clients have left."""
 
 
-AT_SITES = ("client_down", "client_up", "cloud_up")
-"""The links whose senders are a site and its clients."""
-
-
-def first_memory(chains: Chains, scheme: Personalization, parts: Parts, site: Site) -> Memory:
-    """Return what the links of a site remember before the first round: everybody has the initial networks."""
+def first_memory(
+    chains: Chains, scheme: Personalization, parts: Parts, tiers: Sequence[Tier], num_clients: int = 0
+) -> Memory:
+    """Return what the links around a site or a node remember before the first round: everybody has the initial
+    networks."""
     memory: Memory = {}
-    for name, passing in _passing(chains, scheme).items():
+    for name, passing in _passing(chains, scheme, tiers).items():
         mine = {part: stack for part, stack in parts.items() if part in passing}
         if name == "client_up":
-            each = np.zeros(len(site.clients), dtype=np.int64)
+            each = np.zeros(num_clients, dtype=np.int64)
             mine = {part: trees.select(stack, each) for part, stack in mine.items()}
-        memory[name] = mine if name in ("client_down", "cloud_down") else nothing_left(mine)
+        memory[name] = mine if name.endswith("_down") else nothing_left(mine)
     return memory
 
 
 def remembered(
-    chains: Chains, scheme: Personalization, owners: Mapping[Scope, int], sites: Sequence[Site]
+    chains: Chains, scheme: Personalization, owners: Mapping[Scope, int], count: Mapping[Tier, int]
 ) -> Counter[str]:
-    """Return how many rows of each part the links of all sites remember."""
+    """Return how many rows of each part all links remember, given how many there are of each."""
     rows: Counter[str] = Counter()
-    for name, passing in _passing(chains, scheme).items():
-        for part in passing:
-            every = owners[scheme.parts[part].scope]
-            rows[part] += sum(len(site.clients) if name == "client_up" else every for site in sites)
+    for tier, number in count.items():
+        for name, passing in _passing(chains, scheme, [tier]).items():
+            for part in passing:
+                each = owners["client"] if name == "client_up" else number * owners[scheme.parts[part].scope]
+                rows[part] += each
     return rows
 
 
-def _passing(chains: Chains, scheme: Personalization) -> dict[str, frozenset[str]]:
+def _passing(chains: Chains, scheme: Personalization, tiers: Sequence[Tier]) -> dict[str, frozenset[str]]:
     """Return the parts that pass each link that compresses."""
     passing = {
-        f"{tier}_{direction}": Link(tier, scheme).passing[direction] for tier in TIERS for direction in DIRECTIONS
+        f"{tier}_{direction}": Link(tier, scheme).passing[direction] for tier in tiers for direction in DIRECTIONS
     }
-    return {name: passing[name] for name in remembering(chains)}
+    return {name: passing[name] for name in remembering(chains) if name in passing}
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,10 @@ class Remembered:
         if name == "client_up":
             return found
         return {part: trees.select(stack, self.held[part].owner_R) for part, stack in found.items()}
+
+    def after(self, changed: Mapping[str, Parts]) -> "Remembered":
+        """Return it after some of the round."""
+        return Remembered(self.with_(changed), self.held)
 
     def with_(self, changed: Mapping[str, Parts]) -> Memory:
         """Return the memory after the round."""

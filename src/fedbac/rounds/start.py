@@ -1,19 +1,20 @@
 """The state of a run before its first round."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from fedbac.config.experiment import Experiment, Method
+from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_clusters, checked_init, checked_labels, checked_memory, checked_start, consult
-from fedbac.core.parts import Parts, Scope
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing
+from fedbac.core.parts import Parts, Personalization, Scope
+from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Step
 from fedbac.core.queries import SINCE_START
 from fedbac.core.rng import stream
-from fedbac.core.state import State, Waiting
+from fedbac.core.state import NodeState, State, Waiting
 from fedbac.errors import ConfigError
 from fedbac.rounds.messages import Site
 from fedbac.rounds.rows import Members, first_memory, num_clients
@@ -49,6 +50,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             if method.personalization.parts[part].networks
         }
 
+    first = partial(first_memory, method.links.chains, method.personalization)
     return State(
         round=0,
         parts=parts,
@@ -68,12 +70,25 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         waiting=Waiting.nobody({part: stack for part, stack in parts.items() if scopes[part] in ("cloud", "cluster")})
         if method.cloud_clock.holds
         else None,
-        links_M=tuple(first_memory(method.links.chains, method.personalization, parts, site) for site in sites),
-        steps=first_steps(method, parts, trainable),
+        links_M=tuple(first(parts, experiment.link_names[:2], len(site.clients)) for site in sites),
+        steps=first_steps(method.step, method.personalization, parts, trainable),
         first={part: parts[part] for part, spec in method.personalization.parts.items() if spec.scope == "cluster"}
         if any(SINCE_START in queries for queries in method.needs.values())
         else {},
-        stepped={part: tuple(mine) for part, mine in stepped_parts(method, parts, trainable).items()},
+        stepped={part: tuple(mine) for part, mine in stepped_parts(method.personalization, parts, trainable).items()}
+        if any(step.active for step in (method.step, *(height.does.step for height in experiment.heights)))
+        else {},
+        nodes=tuple(
+            tuple(
+                NodeState(
+                    first(parts, (above,)),
+                    first_steps(height.does.step, method.personalization, parts, trainable),
+                    _first("selection", height.does.selection, int((height.parent_C == n).sum())),
+                )
+                for n in range(height.num_nodes)
+            )
+            for height, above in zip(experiment.heights, experiment.link_names[2:], strict=True)
+        ),
         longest={
             part: np.zeros(owners[spec.scope])
             for part, spec in method.personalization.parts.items()
@@ -82,20 +97,19 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
     )
 
 
-def stepped_parts(method: Method, parts: Parts, trainable: Collection[str]) -> Parts:
+def stepped_parts(scheme: Personalization, parts: Parts, trainable: Collection[str]) -> Parts:
     """Return what the cloud and clusters step with: of their parts the weights that a gradient moves."""
-    specs = method.personalization.parts if method.step.active else {}
-    owned = [part for part, spec in specs.items() if spec.networks and spec.scope in ("cloud", "cluster")]
+    owned = [part for part, spec in scheme.parts.items() if spec.networks and spec.scope in ("cloud", "cluster")]
     mine = {part: {name: value for name, value in parts[part].items() if name in trainable} for part in owned}
     return {part: params for part, params in mine.items() if params}
 
 
-def first_steps(method: Method, parts: Parts, trainable: Collection[str]) -> dict[str, Parts]:
-    """Return what the owners of parts remember for their steps before the first round."""
+def first_steps(step: Step, scheme: Personalization, parts: Parts, trainable: Collection[str]) -> dict[str, Parts]:
+    """Return what is remembered of each owner of parts for a step before the first round."""
     steps: dict[str, Parts] = {}
-    for part, mine in stepped_parts(method, parts, trainable).items():
+    for part, mine in stepped_parts(scheme, parts, trainable).items() if step.active else ():
         rows_KD = trees.rows(mine)
-        memory = checked_memory(method.step, "init()", consult("step", BEFORE, method.step.init, rows_KD), rows_KD)
+        memory = checked_memory(step, "init()", consult("step", BEFORE, step.init, rows_KD), rows_KD)
         steps[part] = {
             name: trees.shaped(value.clone(), mine) if value.shape == rows_KD.shape else {"": value.clone()}
             for name, value in memory.items()

@@ -18,7 +18,7 @@ import torch
 
 from fedbac.core import trees
 from fedbac.core.codecs import Broadcast, Changes
-from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Ledger
+from fedbac.core.links import DIRECTIONS, OUTER, PURPOSES, Ledger
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Evaluate, Measured, Teachers, Train, Trained
@@ -119,7 +119,7 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
 """By kind, what a message holds."""
 MOST_MODELS = 1_000_000
 T = TypeVar("T")
-EVERY_LINK = Ledger(dict.fromkeys(product(TIERS, DIRECTIONS, PURPOSES), 0))
+EVERY_LINK = Ledger(dict.fromkeys(product(OUTER, DIRECTIONS, PURPOSES), 0))
 
 
 def sent(kind: str, changes: Changes | None = None, place: str = "", /, **values: Any) -> bytes:

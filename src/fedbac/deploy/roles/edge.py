@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbac.config.experiment import Runtime
 from fedbac.core.codecs import remembering
+from fedbac.core.links import OUTER
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Average, Request, Result
@@ -145,7 +146,9 @@ class OrderHandler:
         if kept is not None:
             names = [name for name in OF_SITES if name in remembering(method.links.chains)]
             return Remembered({name: kept["links"].get(name, {}) for name in names}, held)
-        first = first_memory(method.links.chains, method.personalization, self.charter.first, self.site)
+        first = first_memory(
+            method.links.chains, method.personalization, self.charter.first, OUTER, len(self.site.clients)
+        )
         memory = Remembered({name: first[name] for name in OF_SITES if name in first}, held)
         if order.round == 1:
             return memory

@@ -2,7 +2,7 @@
 
 const MOST_LABELS = 10; // at the ends of lines; more are told apart by the switches above
 const MOST_TIPS = 14;
-const TIERS = [["client", "client–edge"], ["cloud", "edge–cloud"]];
+const TIERS = [["client", "client–edge"], ["region", "edge–region"], ["country", "region–country"], ["cloud", "edge–cloud"]];
 const PURPOSES = TIERS.flatMap(([tier, between]) =>
   ["train", "evaluate", "control"].map((purpose) => [`${tier}-${purpose}`, `${between}: ${purpose}`]),
 );
@@ -266,6 +266,12 @@ function spent(group) {
   return PURPOSES.map(([key]) => mean(group.runs.map((run) => run.traffic[key]?.[roundOf(run) - 1] ?? 0)));
 }
 
+/** Return what a kind of traffic is called; with regions, it is these that the cloud talks to. */
+function trafficName([, name]) {
+  const below = data.runs.map((run) => ["country", "region"].find((tier) => run.traffic[`${tier}-train`]) ?? "edge");
+  return name.replace("edge–cloud", `${[...new Set(below)].join("/")}–cloud`);
+}
+
 const TRAFFIC = {
   name: "traffic",
   title: "Traffic",
@@ -283,7 +289,7 @@ const TRAFFIC = {
     used.forEach((i, place) => {
       const [x, y] = [(place % columns) * (figure.width / columns), 20 * Math.floor(place / columns)];
       add(figure.over, "rect", { x, y: y + 3, width: 11, height: 11, rx: 2, style: `fill:var(--${PURPOSES[i][0]})` });
-      add(figure.over, "text", { x: x + 17, y: y + 13, class: "tick" }, PURPOSES[i][1]);
+      add(figure.over, "text", { x: x + 17, y: y + 13, class: "tick" }, trafficName(PURPOSES[i]));
     });
     const longest = Math.max(1, ...groups.map((group) => group.spent.reduce((a, b) => a + b, 0)));
     groups.forEach((group, place) => {
@@ -301,7 +307,7 @@ const TRAFFIC = {
     });
   },
   tipOf(group) {
-    const lines = PURPOSES.map(([key, name], i) => [`var(--${key})`, name, bytesText(group?.spent[i])]);
+    const lines = PURPOSES.map((kind, i) => [`var(--${kind[0]})`, trafficName(kind), bytesText(group?.spent[i])]);
     return group ? { title: group.label, lines: lines.filter((_, i) => group.spent[i] > 0), x: 40 } : null;
   },
   at: (figure, x, y) => TRAFFIC.tipOf(figure.rowAt(y)),

@@ -1,0 +1,334 @@
+"""Tiers between edges and the cloud: against a plain recursion, and against the same rounds without them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from fedbac.aggregation import Median
+from fedbac.clustering import Fixed, LowestLoss
+from fedbac.config.columns import Links
+from fedbac.config.experiment import Method, Training
+from fedbac.config.tiers import InnerTier
+from fedbac.core.codecs import EightBits, TopK
+from fedbac.core.links import INNER, Ledger
+from fedbac.core.queries import Evidence
+from fedbac.core.settings import BoolArray, IntArray
+from fedbac.core.state import State, flatten, unflatten
+from fedbac.core.world import World
+from fedbac.data import planted_groups
+from fedbac.engines import Simulator
+from fedbac.local import LoopTrainer
+from fedbac.personalization import Additive, PerCluster, PersonalHead
+from fedbac.rounds.cloud import rounds
+from fedbac.rounds.start import start
+from fedbac.selection import PowerOfChoice, Random, Thompson
+from fedbac.sharing import TowardsMean
+from fedbac.steps import Momentum
+from fedbac.topology import Flat, Hierarchical
+from tests.covering import first
+from tests.identity.test_server_steps import Weights, descended
+from tests.support import Played, Scripted, StubTrainer, deal, distance, play, prepare, without
+
+DATA, EVEN, _ = planted_groups(6, 3, 2, train=10, validation=2, test=15)
+SHARDS = deal(DATA, [[4, 6], [5, 3], [7], [6, 2, 4], [5, 5], [8]], validation=2, test=[15] * 6)
+WHOLE = Training(
+    epochs=2, batch_size=100, learning_rate=0.1, learning_rate_decay=1, momentum=0, weight_decay=0, clip_norm=None
+)
+"""Gradient descent on all examples of a client: nothing is drawn that a plain loop would have to draw too."""
+CLUSTERS: dict[str, Any] = {"clustering": Fixed(num_clusters=2), "personalization": Additive()}
+METHODS: dict[str, dict[str, Any]] = {
+    "hierfavg": {},
+    "some-clients": {"selection": Random(fraction=0.5), "cloud_weight": "selected"},
+    "clusters": CLUSTERS,
+    "moving": {
+        "clustering": LowestLoss(num_clusters=3, period=1, threshold=1.0, start_labels="random"),
+        "personalization": PerCluster(cluster_init="distinct"),
+    },
+    "clients": {
+        "unit": "client",
+        "clustering": LowestLoss(num_clusters=2, period=1, threshold=1.0, start_labels="random"),
+        "personalization": PerCluster(cluster_init="distinct"),
+    },
+    "sharing": {**CLUSTERS, "sharing": TowardsMean(share=0.3)},
+    "own-parts": {"personalization": PersonalHead(owner="edge"), "selection": Thompson(fraction=0.5)},
+    "step": {"step": Momentum(), "aggregation": Median()},
+}
+
+
+def method(name: str = "hierfavg", /, **changes: Any) -> Method:
+    return Method(name="test", **METHODS[name] | changes)
+
+
+# --------------------------------------------------------------------------------------------- without the tier
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("tiers", first(2, [(3,), ((1, 5),), (6, 2), (4, 2), ((2, 4), 2)]), ids=str)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "step"])
+def test_weighted_means_in_the_middle_change_nothing(name: str, tiers: tuple[Any, ...]) -> None:
+    plain, tree = (play(method(name), DATA, SHARDS, tiers=own, num_rounds=4) for own in ((), tiers))
+    for one, other in zip(plain.states, tree.states, strict=True):
+        assert distance(one.parts, other.parts) < 1e-5
+        assert np.array_equal(one.label_N, other.label_N)
+    for before, after in zip(plain.records, tree.records, strict=True):
+        assert before["selected"] == after["selected"]
+        assert before["bytes"]["client"] == after["bytes"]["client"]
+        assert before["bytes"]["cloud"]["down"] == after["bytes"]["region"]["down"]
+        assert before["bytes"]["cloud"]["up"] == after["bytes"]["region"]["up"]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("tiers", [(6,), (6, 6)], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_tier_with_one_child_each_keeps_every_bit(name: str, tiers: tuple[Any, ...]) -> None:
+    plain, tree = (play(method(name), DATA, SHARDS, tiers=own) for own in ((), tiers))
+    assert distance(plain.end.parts, tree.end.parts) == 0
+    assert without(plain.records, "bytes") == without(tree.records, "bytes")
+    for record in tree.records:
+        sent = record["bytes"]
+        for tier in list(sent)[2:]:
+            assert all(sent[tier][way]["train"] == sent["region"][way]["train"] for way in ("down", "up"))
+
+
+def test_one_node_is_a_cloud_of_its_own() -> None:
+    """With two rounds of a single region, the cloud hears only of every second."""
+    tree = play(method(region=InnerTier(rounds=2)), DATA, SHARDS, tiers=(1,), training=WHOLE, num_rounds=2)
+    plain = play(method(), DATA, SHARDS, training=WHOLE, num_rounds=4)
+    assert distance(tree.states[1].parts, plain.states[2].parts) < 1e-6
+    assert distance(tree.end.parts, plain.end.parts) < 1e-6
+    assert tree.records[0]["bytes"]["client"] == _added(plain.records[0], plain.records[1], "client")
+    assert tree.records[0]["bytes"]["cloud"]["up"]["train"] * 6 == plain.records[0]["bytes"]["cloud"]["up"]["train"]
+
+
+def _added(first: Mapping[str, Any], second: Mapping[str, Any], tier: str) -> Any:
+    total = Ledger()
+    for record in (first, second):
+        for way, by in record["bytes"][tier].items():
+            for purpose, number in by.items():
+                total.add(tier, way, purpose, number)  # type: ignore[arg-type]
+    return total.nested([tier])[tier]  # type: ignore[list-item]
+
+
+def test_where_all_clients_meet_at_the_cloud_there_are_no_tiers() -> None:
+    plain, tree = (play(method(topology=Flat()), DATA, SHARDS, tiers=own) for own in ((), (3, 2)))
+    assert without(plain.records) == without(tree.records)
+
+
+# ------------------------------------------------------------------------------------------ a plain recursion
+
+
+class Recursion:
+    """What every node does, as a recursion over nested lists of clients. Regions step with momentum."""
+
+    def __init__(self, played: Played, rounds_: tuple[int, ...], beta: float) -> None:
+        self.network, self.rounds, self.beta = played.federation.build(0), rounds_, beta
+        self.velocity: dict[tuple[int, ...], Weights] = {}
+
+    def node(self, children: Any, w: Weights, height: int, path: tuple[int, ...] = ()) -> tuple[Weights, int]:
+        """Return what a node makes of w in its rounds, and the examples behind it; an edge has height 0."""
+        for _ in range(self.rounds[height]):
+            came = [
+                self.node(child, w, height - 1, (*path, i)) if height else self.client(child, w)
+                for i, child in enumerate(children)
+            ]
+            n = sum(size for _, size in came)
+            change = [torch.zeros_like(value) for value in w]
+            for after, size in came:
+                change = [c + size / n * (a - b) for c, a, b in zip(change, after, w, strict=True)]
+            if height == 1:
+                old = self.velocity.get(path, [torch.zeros_like(value) for value in w])
+                change = self.velocity[path] = [self.beta * a + b for a, b in zip(old, change, strict=True)]
+            w = [a + b for a, b in zip(w, change, strict=True)]
+        return w, n
+
+    def client(self, client: int, w: Weights) -> tuple[Weights, int]:
+        x, y = (torch.from_numpy(array[SHARDS.train[client]]) for array in (DATA.x_train, DATA.y_train))
+        return descended(self.network, w, x, y, WHOLE), len(x)
+
+
+EDGES = [list(clients) for clients in SHARDS.clients]
+REGIONS = [EDGES[:2], EDGES[2:3], EDGES[3:]]
+COUNTRIES = [REGIONS[:1], REGIONS[1:]]
+
+
+@pytest.mark.parametrize("edge_rounds", [1, 2])
+@pytest.mark.parametrize(
+    ("tiers", "tree", "rounds_"),
+    [(((2, 1, 3),), REGIONS, (2,)), (((2, 1, 3), (1, 2)), COUNTRIES, (2, 3))],
+    ids=["three-levels", "four-levels"],
+)
+def test_every_level_is_that_of_a_plain_recursion(
+    tiers: tuple[Any, ...], tree: Any, rounds_: tuple[int, ...], edge_rounds: int
+) -> None:
+    inner = [InnerTier(rounds=rounds_[0], step=Momentum(beta=0.5)), *(InnerTier(rounds=r) for r in rounds_[1:])]
+    row = method(topology=Hierarchical(edge_rounds=edge_rounds), **dict(zip(INNER, inner, strict=False)))
+    played = play(row, DATA, SHARDS, training=WHOLE, tiers=tiers, num_rounds=2)
+    oracle = Recursion(played, (edge_rounds, *rounds_, 1), 0.5)
+    w: Weights = [parameter.detach().clone() for parameter in played.federation.build(0).parameters()]
+    for state in played.states[1:]:
+        w, _ = oracle.node(tree, w, len(tiers) + 1)
+        for mine, theirs in zip(state.parts["global"].values(), w, strict=True):
+            torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
+
+
+def test_a_region_combines_its_edges_by_its_own_rule() -> None:
+    """Client i trains to weights i; the median of three edges, and the mean of one edge alone."""
+    row = method(region=InnerTier(aggregation=Median()))
+    played = play(row, DATA, SHARDS, StubTrainer(), tiers=((3, 1, 2),), num_rounds=1)
+    edge = [np.average(own, weights=[len(SHARDS.train[client]) for client in own]) for own in EDGES]
+    size = [sum(len(SHARDS.train[client]) for client in own) for own in EDGES]
+    region = [np.median(edge[:3]), edge[3], np.mean(edge[4:])]
+    expected = np.average(region, weights=[sum(size[:3]), size[3], sum(size[4:])])
+    for value in played.end.parts["global"].values():
+        torch.testing.assert_close(value, torch.full_like(value, float(expected)))
+
+
+# ----------------------------------------------------------------------------------------------------- selection
+
+
+def test_nodes_select_among_their_children() -> None:
+    """A third of three edges, half of two regions: of each, one trains, and the cloud averages what began with it."""
+    region, country = InnerTier(selection=Random(fraction=0.34)), InnerTier(selection=Random(fraction=0.5))
+    row = method(region=region, country=country)
+    played = play(row, DATA, SHARDS, StubTrainer(), tiers=((3, 1, 2), (2, 1)), num_rounds=8)
+    trained = [{m for m, own in enumerate(record["selected"]) if own} for record in played.records]
+    assert all(len(some) == 2 and len(some & {0, 1, 2, 3}) == 1 for some in trained)
+    assert len(set(map(frozenset, trained))) >= 4
+    size = [sum(len(SHARDS.train[client]) for client in own) for own in EDGES]
+    of_country = [sum(size[:4]), sum(size[4:])]  # all its examples, whoever trained
+    edge = [np.average(own, weights=[len(SHARDS.train[client]) for client in own]) for own in EDGES]
+    for state, (left, right) in zip(played.states[1:], map(sorted, trained), strict=True):
+        expected = np.average([edge[left], edge[right]], weights=of_country)
+        for value in state.parts["global"].values():
+            torch.testing.assert_close(value, torch.full_like(value, float(expected)))
+
+
+def test_a_node_learns_with_what_losses_its_children_train() -> None:
+    """Whoever was not tried has an infinite loss; then the child with the largest goes on."""
+    row = method(region=InnerTier(rounds=3, selection=PowerOfChoice(fraction=0.34, d_factor=3, variant="last")))
+    played = play(row, DATA, SHARDS, tiers=((3, 3),), num_rounds=3)
+    assert [all(record["selected"]) for record in played.records] == [True, False, False]
+    losses = [node.selection.loss_N for node in played.states[1].nodes[0]]
+    chosen = [[m for m, own in enumerate(record["selected"]) if own] for record in played.records]
+    assert all(np.isfinite(loss_N).all() for loss_N in losses)
+    assert {0 + int(np.argmax(losses[0])), 3 + int(np.argmax(losses[1]))} <= set(chosen[1])
+
+
+class Told(NamedTuple):
+    moved: IntArray
+
+
+class Noticing(Random):
+    """Counts how often its edge was told that it had moved."""
+
+    kind: Literal["noticing"] = "noticing"  # type: ignore[assignment]
+
+    def init(self, num_members: int) -> Any:
+        return Told(np.zeros(1, dtype=np.int64))
+
+    def learn(self, state: Any, evidence: Evidence, mask_N: BoolArray) -> Any:
+        return Told(state.moved + evidence.moved)
+
+
+def test_an_edge_that_was_not_selected_is_told_of_its_move_later() -> None:
+    script = ((0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 1))
+    row = method("moving", region=InnerTier(selection=Random(fraction=0.5)), selection=Noticing())
+    row = row.model_copy(update={"clustering": Scripted(num_clusters=2, script=script)})
+    played = play(row, DATA, SHARDS, tiers=(3,), num_rounds=8)
+    assert 0 < sum(bool(own) for own in played.records[1]["selected"]) < 6
+    assert [memory.moved.tolist() for memory in played.end.selection_M] == [[1]] * 6
+
+
+# --------------------------------------------------------------------------------------------------------- bytes
+
+
+def test_bytes_are_counted_tier_by_tier() -> None:
+    """Six edges of two clusters below three regions below two countries; regions work twice before anybody hears."""
+    row = method("clusters", region=InnerTier(rounds=2))
+    row = row.model_copy(update={"clustering": Scripted(num_clusters=2, script=((0, 0, 1, 1, 0, 1),))})
+    played = play(row, DATA, SHARDS, tiers=((2, 1, 3), (1, 2)), num_rounds=1)
+    network = 4 * sum(value[0].numel() for value in played.end.parts["global"].values())
+    sent = {tier: {way: by["train"] for way, by in ways.items()} for tier, ways in played.records[0]["bytes"].items()}
+    both = {  # the global network for each child, and those of the clusters among its edges
+        "client": 2 * 11 * (1 + 1),
+        "region": 2 * 6 * (1 + 1),
+        "country": (1 + 1) + (1 + 1) + (1 + 2),
+        "cloud": (1 + 1) + (1 + 2),
+    }
+    assert sent == {tier: {"down": count * network, "up": count * network} for tier, count in both.items()}
+
+
+def test_models_to_be_measured_pass_every_tier_once() -> None:
+    plain, tree = (play(method("moving"), DATA, SHARDS, tiers=own, num_rounds=2) for own in ((), (3, 2)))
+    for before, after in zip(plain.records, tree.records, strict=True):
+        once = before["bytes"]["cloud"]["down"]["evaluate"]
+        sent = {tier: ways["down"]["evaluate"] for tier, ways in after["bytes"].items() if tier != "client"}
+        assert sent == {"region": once, "country": once / 2, "cloud": once / 3}
+
+
+# ------------------------------------------------------------------------------------ links, time, and going on
+
+
+@pytest.mark.parametrize("link", ["region", "country", "cloud"])
+def test_links_of_tiers_pass_changes(link: str) -> None:
+    """A codec that leaves nothing out changes nothing; one that does is caught up with, and costs less."""
+    plain, whole, short = (
+        play(method("clusters", links=links), DATA, SHARDS, tiers=(3, 2), num_rounds=4)
+        for links in (
+            Links(),
+            Links(**{f"{link}_up": TopK(keep=1.0), f"{link}_down": TopK(keep=1.0)}),
+            Links(**{f"{link}_up": EightBits(), f"{link}_down": EightBits()}),
+        )
+    )
+    assert 0 <= distance(plain.end.parts, whole.end.parts) < 1e-5
+    assert 1e-5 < distance(plain.end.parts, short.end.parts) < 0.05
+    for way in ("up", "down"):
+        costs = [played.records[-1]["bytes"][link][way]["train"] for played in (plain, whole, short)]
+        assert costs[0] == costs[1] > 2 * costs[2]
+
+
+def test_a_round_takes_as_long_as_its_slowest_region() -> None:
+    world = World(speed_spread=1.0, megabits_cloud=0.01)
+    plain, tree = (
+        play(method(**inner), DATA, SHARDS, tiers=own, world=world, num_rounds=1)
+        for own, inner in (((), {}), ((3,), {"region": InnerTier(rounds=2)}))
+    )
+    network = 4 * sum(value.numel() for value in plain.end.parts["global"].values())
+    passing, numbers = 8 * 2 * network / 1e4, 8 * 2 * 4 / 1e4
+    expected = 2 * plain.records[0]["simulated_seconds"] + passing + 3 * numbers  # of a region, and of its two edges
+    assert tree.records[0]["simulated_seconds"] == pytest.approx(expected)
+
+
+LATEST = PowerOfChoice(fraction=0.5, variant="last")
+GOING_ON: dict[str, dict[str, Any]] = {
+    "clusters": {
+        "region": InnerTier(rounds=2, step=Momentum()),
+        "links": Links(region_up=TopK(keep=0.2), country_down=EightBits(), cloud_up=EightBits()),
+    },
+    "moving": {"country": InnerTier(rounds=2, aggregation=Median()), "links": Links(region_down=TopK(keep=0.2))},
+    "own-parts": {
+        "region": InnerTier(selection=LATEST, step=Momentum()),
+        "country": InnerTier(step=Momentum(beta=0.5)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+def test_a_run_goes_on_from_every_round(name: str) -> None:
+    row = method(name, **GOING_ON[name])
+    whole = play(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4)
+    for after in range(4):
+        experiment, federation = prepare(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4)
+        template = start(experiment, federation.build, federation.sites)
+        state: State = unflatten(template, flatten(whole.states[after]))
+        assert state.misfit(template) is None
+        edges = Simulator(
+            experiment, federation.sites, LoopTrainer(federation.network, row.personalization, federation.examples)
+        )
+        again = list(rounds(experiment, federation.sites, edges, replace(state, round=after)))
+        assert distance(again[-1][1].parts, whole.end.parts) == 0
+        assert without([record for record, _ in again]) == without(whole.records[after:])
