@@ -159,7 +159,7 @@ def assemble(
     if normalization is not None and experiment.method.privacy is not None:
         normalization = data.fixed_normalization(len(normalization[0]))
     sites = tuple(
-        _site(index, edges, shards, dataset.num_classes, claims)
+        _site(index, edges, shards, dataset.num_classes, claims, experiment.above(index))
         for index, edges in enumerate(experiment.method.topology.sites(len(shards.clients)))
     )
     _check(experiment, shards)
@@ -182,7 +182,14 @@ def _lying(liars: Liars, seed: int, shards: Shards) -> list[int]:
     return [client for client, lies in zip(every, lying_N, strict=True) if lies]
 
 
-def _site(index: int, edges: Sequence[int], shards: Shards, num_classes: int, claims: Mapping[int, int]) -> Site:
+def _site(
+    index: int,
+    edges: Sequence[int],
+    shards: Shards,
+    num_classes: int,
+    claims: Mapping[int, int],
+    above: tuple[int, ...],
+) -> Site:
     clients = [client for edge in edges for client in shards.clients[edge]]
     return Site(
         index=index,
@@ -191,6 +198,7 @@ def _site(index: int, edges: Sequence[int], shards: Shards, num_classes: int, cl
         validation_N=np.array([shards.validation[client].size for client in clients]),
         num_classes=num_classes,
         edge_N=np.repeat(edges, [len(shards.clients[edge]) for edge in edges]),
+        above=above,
     )
 
 

@@ -98,7 +98,7 @@ every_trainer = pytest.mark.parametrize(
 )
 
 
-OWNERS: dict[Scope, int] = {"cloud": 1, "cluster": K, "edge": K + 1, "client": K + 2}
+OWNERS: dict[Scope, int] = {"cloud": 1, "cluster": K, "country": K, "region": K + 1, "edge": K + 1, "client": K + 2}
 
 
 BUILT: dict[str, tuple[Build, nn.Module]] = {}

@@ -22,7 +22,7 @@ from fedbac.core.world import World
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
 from fedbac.local import LoopTrainer
-from fedbac.personalization import Additive, PerCluster, PersonalHead
+from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, TwoHeads
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.start import start
 from fedbac.selection import PowerOfChoice, Random, Thompson
@@ -55,6 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "sharing": {**CLUSTERS, "sharing": TowardsMean(share=0.3)},
     "own-parts": {"personalization": PersonalHead(owner="edge"), "selection": Thompson(fraction=0.5)},
+    "regional": {"personalization": PersonalHead(owner="region", order="head_first")},
     "step": {"step": Momentum(), "aggregation": Median()},
 }
 
@@ -68,7 +69,7 @@ def method(name: str = "hierfavg", /, **changes: Any) -> Method:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("tiers", first(2, [(3,), ((1, 5),), (6, 2), (4, 2), ((2, 4), 2)]), ids=str)
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "step"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("step", "regional")])
 def test_weighted_means_in_the_middle_change_nothing(name: str, tiers: tuple[Any, ...]) -> None:
     plain, tree = (play(method(name), DATA, SHARDS, tiers=own, num_rounds=4) for own in ((), tiers))
     for one, other in zip(plain.states, tree.states, strict=True):
@@ -83,7 +84,7 @@ def test_weighted_means_in_the_middle_change_nothing(name: str, tiers: tuple[Any
 
 @pytest.mark.covering
 @pytest.mark.parametrize("tiers", [(6,), (6, 6)], ids=str)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "regional"])
 def test_a_tier_with_one_child_each_keeps_every_bit(name: str, tiers: tuple[Any, ...]) -> None:
     plain, tree = (play(method(name), DATA, SHARDS, tiers=own) for own in ((), tiers))
     assert distance(plain.end.parts, tree.end.parts) == 0
@@ -243,6 +244,50 @@ def test_an_edge_that_was_not_selected_is_told_of_its_move_later() -> None:
     assert [memory.moved.tolist() for memory in played.end.selection_M] == [[1]] * 6
 
 
+# ----------------------------------------------------------------------------------------------------- ownership
+
+
+def test_a_region_owns_what_only_its_edges_average() -> None:
+    """Client i trains to weights i: the head is its region's mean, the body everybody's."""
+    row = method(personalization=PersonalHead(owner="region"))
+    played = play(row, DATA, SHARDS, StubTrainer(), tiers=((3, 1, 2), (1, 2)), num_rounds=1)
+    size = [len(own) for own in SHARDS.train]
+    region = [[client for edge in edges for client in edge] for edges in (EDGES[:3], EDGES[3:4], EDGES[4:])]
+    for value in played.end.parts["head"].values():
+        for r, own in enumerate(region):
+            expected = np.average(own, weights=[size[client] for client in own])
+            torch.testing.assert_close(value[r], torch.full_like(value[r], float(expected)))
+    for value in played.end.parts["body"].values():
+        torch.testing.assert_close(value, torch.full_like(value, float(np.average(range(11), weights=size))))
+    sent = {tier: ways["up"]["train"] for tier, ways in played.records[0]["bytes"].items()}
+    body, head = (4 * sum(value[0].numel() for value in played.end.parts[part].values()) for part in ("body", "head"))
+    assert sent == {"client": 11 * (body + head), "region": 6 * (body + head), "country": 3 * body, "cloud": 2 * body}
+
+
+@pytest.mark.parametrize("owner", ["region", "country"])
+@pytest.mark.parametrize("scheme", [PersonalHead, Personal, TwoHeads])
+def test_where_each_edge_is_a_node_what_nodes_own_is_what_edges_own(scheme: Any, owner: str) -> None:
+    """Also after several rounds, some clients, and phases of their own."""
+    edges, nodes = (
+        play(method("some-clients", personalization=scheme(owner=who)), DATA, SHARDS, tiers=(6, 6))
+        for who in ("edge", owner)
+    )
+    assert distance(edges.end.parts, nodes.end.parts) == 0
+    assert without(edges.records, "bytes") == without(nodes.records, "bytes")
+
+
+def test_countries_own_what_a_federation_of_their_edges_would_learn() -> None:
+    """A whole network of each country is what its edges learn alone; those of another are of no account to it."""
+    row = method(personalization=Personal(owner="country", strength=0.0, unseen="init"), country=InnerTier(rounds=2))
+    played = play(row, DATA, SHARDS, training=WHOLE, tiers=((2, 1, 3), (2, 1)), num_rounds=2)
+    oracle = Recursion(played, (1, 1, 4), 0.0)
+    w: Weights = [value[0] for value in played.states[0].parts["personal"].values()]
+    for country, tree in enumerate((REGIONS[:2], REGIONS[2:])):
+        expected, _ = oracle.node(tree, w, 2)
+        for mine, theirs in zip(played.end.parts["personal"].values(), expected, strict=True):
+            torch.testing.assert_close(mine[country], theirs, rtol=0, atol=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------------- bytes
 
 
@@ -310,6 +355,10 @@ GOING_ON: dict[str, dict[str, Any]] = {
         "links": Links(region_up=TopK(keep=0.2), country_down=EightBits(), cloud_up=EightBits()),
     },
     "moving": {"country": InnerTier(rounds=2, aggregation=Median()), "links": Links(region_down=TopK(keep=0.2))},
+    "regional": {
+        "region": InnerTier(rounds=2, selection=LATEST, step=Momentum()),
+        "country": InnerTier(rounds=2, selection=Random(fraction=0.5)),
+    },
     "own-parts": {
         "region": InnerTier(selection=LATEST, step=Momentum()),
         "country": InnerTier(step=Momentum(beta=0.5)),

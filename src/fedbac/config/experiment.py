@@ -261,6 +261,11 @@ class Experiment(Settings, defer_build=True):
         placed = zip(INNER, _parents(self.task, self.method), strict=False)
         return tuple(Height(name, parent_C, getattr(self.method, name)) for name, parent_C in placed)
 
+    def above(self, node: int) -> tuple[int, ...]:
+        """Return the nodes above an edge, from below."""
+        nodes = accumulate(self.heights, lambda child, height: int(height.parent_C[child]), initial=node)
+        return tuple(nodes)[1:]
+
     @property
     def link_names(self) -> tuple[Tier, ...]:
         """The links from clients to the cloud, by the tier that each is counted for."""
@@ -462,6 +467,13 @@ def _not_in_tiers(task: Task, method: Method) -> Iterator[str]:
             flat = f"with method.topology {method.topology.kind!r} clients meet at the cloud; leave it out"
             more = f"task.tiers has {len(there)} tiers; give it {INNER.index(name) + 1}, or leave this out"
             yield f"{said} is for the tier {name!r}, but {flat if method.topology.tiers == 2 else more}"
+    for part, spec in method.personalization.parts.items():
+        if spec.scope in INNER[len(there) :]:
+            yield (
+                f"method.personalization {method.personalization.kind!r} gives every {spec.scope} a part ({part}), but "
+                f"there is none between edges and the cloud; give task.tiers {INNER.index(spec.scope) + 1} and use a "
+                "topology with edges, or choose another owner"
+            )
     if not there:
         return
     if len(method.topology.sites(task.num_edges)) != task.num_edges:

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.config.columns import AGGREGATION, SELECTION, STEP
-from fedbac.core.links import INNER, Tier
+from fedbac.core.links import INNER, Inner
 from fedbac.core.policies import Aggregation, SelectionPolicy, Step
 from fedbac.core.settings import Edges, Epochs, IntArray, Settings
 
@@ -32,7 +32,7 @@ class InnerTier(Settings, defer_build=True):
 class Height(NamedTuple):
     """A tier between the edges and the cloud."""
 
-    name: Tier
+    name: Inner
     parent_C: IntArray
     """The node of each of its children, which are the nodes of the tier below."""
     does: InnerTier

@@ -36,7 +36,7 @@ from fedbac.core.parts import (
 )
 from fedbac.errors import ConfigError, PolicyError
 
-OWNERS: Mapping[Scope, int] = {"cloud": 1, "cluster": 3, "edge": 4, "client": 7}
+OWNERS: Mapping[Scope, int] = {"cloud": 1, "cluster": 3, "country": 2, "region": 3, "edge": 4, "client": 7}
 SHAPE, NUM_CLASSES = (1, 4, 4), 3
 NETWORK = models.Perceptron(hidden=(6, 5, 4))
 COUNT_CK = np.array([[4, 0, 1], [0, 0, 3], [2, 2, 2], [0, 9, 1], [0, 0, 0], [5, 0, 0], [1, 1, 0]])

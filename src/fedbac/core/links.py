@@ -20,21 +20,22 @@ from fedbac.core.parts import Parts, Personalization, Scope, moved_parts, moving
 from fedbac.core.queries import Moment
 from fedbac.core.schema import Some
 
-Tier = Literal["client", "region", "country", "cloud"]
+Inner = Literal["region", "country"]
+Tier = Literal["client", "cloud"] | Inner
 Direction = Literal["down", "up"]
 Purpose = Literal["train", "evaluate", "control"]
 BYTES_PER_NUMBER = 4
 TIERS: tuple[Tier, ...] = ("client", "region", "country", "cloud")
-INNER: tuple[Tier, ...] = ("region", "country")
+INNER: tuple[Inner, ...] = ("region", "country")
 """Those of nodes between edges and the cloud, from below: there may be none, or the first alone."""
 OUTER: tuple[Tier, ...] = ("client", "cloud")
 """Those that are always there."""
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "control")
 PASSES: Mapping[Tier, frozenset[Scope]] = {
-    "client": frozenset({"cloud", "cluster", "edge"}),
-    "region": frozenset({"cloud", "cluster"}),
-    "country": frozenset({"cloud", "cluster"}),
+    "client": frozenset({"cloud", "cluster", "country", "region", "edge"}),
+    "region": frozenset({"cloud", "cluster", "country", "region"}),
+    "country": frozenset({"cloud", "cluster", "country"}),
     "cloud": frozenset({"cloud", "cluster"}),
 }
 """The owners whose parts pass a link: those that are not on its near side."""

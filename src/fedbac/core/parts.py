@@ -15,8 +15,9 @@ Params = dict[str, Tensor]
 """The weights of one network, or of many stacked on a leading axis."""
 Parts = dict[str, Params]
 """Weights by the name of their part: of one client's model, or stacked on a leading axis, a row for each owner."""
-Scope = Literal["cloud", "cluster", "edge", "client"]
-"""Who owns a part: everybody together, the members of a cluster together, every edge its own, every client its own.
+Scope = Literal["cloud", "cluster", "country", "region", "edge", "client"]
+"""Who owns a part: everybody together, the members of a cluster together, every edge its own, every client its own; or
+every node of a tier between edges and the cloud, where the task has some.
 A part is averaged over all who share its owner, and travels only as far as its owner is."""
 
 
@@ -24,7 +25,7 @@ A part is averaged over all who share its owner, and travels only as far as its 
 class Part:
     """Weights that are owned, averaged and sent together.
 
-    - ``scope``: who owns them: ``cloud``, ``cluster``, ``edge`` or ``client``.
+    - ``scope``: who owns them: ``cloud``, ``cluster``, ``edge`` or ``client``; or ``region`` or ``country``.
     - ``network``: the network that they belong to, which may be made of several parts; or several networks that
       share them; or none, ``()``: numbers that no phase trains and that the scheme itself works out
       (``Adjusting``).

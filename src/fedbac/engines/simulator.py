@@ -16,7 +16,9 @@ from fedbac.core import trees
 from fedbac.core.aggregation import EdgeAverage
 from fedbac.core.bandits import budget
 from fedbac.core.codecs import remembering
+from fedbac.core.links import Tier
 from fedbac.core.parts import Parts, Scope
+from fedbac.core.policies import Step
 from fedbac.core.requests import Average, Averaged, Evaluate, Request, Result, Trained, Trainer, gathered
 from fedbac.core.runtime import out_of_memory
 from fedbac.engines.adjusting import adjusted
@@ -332,8 +334,9 @@ def kept_bytes(experiment: Experiment, federation: Assembled) -> int:
     method, sites, scheme = experiment.method, federation.sites, experiment.method.personalization
     trainable, one = {name for name, _ in federation.network.named_parameters()}, _one_of_each(experiment, federation)
     owners, heights = owners_of(experiment, sites), experiment.heights
-    stepping = [(method.step, 1), *((height.does.step, height.num_nodes) for height in heights)]
-    steps = [(number, first_steps(step, scheme, one, trainable)) for step, number in stepping]
+    above: list[tuple[int, Step, Tier]] = [(1, method.step, "cloud")]
+    above += [(height.num_nodes, height.does.step, height.name) for height in heights]
+    steps = [(number, first_steps(step, scheme, one, trainable, tier)) for number, step, tier in above]
     count = [len(sites), len(sites), *(height.num_nodes for height in heights)]
     in_links = remembered(method.links.chains, scheme, owners, dict(zip(experiment.link_names, count, strict=True)))
     keeping = sum(len(site.clients) for site in sites) if experiment.task.training.momentum_state == "persist" else 0

@@ -23,8 +23,8 @@ class Adapters(SameForAll):
     """
 
     kind: Literal["adapters"] = "adapters"
-    owners: Annotated[tuple[Scope, ...], Field(max_length=4)] = ("cloud", "cluster")
-    """Any of ``cloud``, ``cluster``, ``edge`` and ``client``."""
+    owners: Annotated[tuple[Scope, ...], Field(max_length=6)] = ("cloud", "cluster")
+    """Any of ``cloud``, ``cluster``, ``country``, ``region``, ``edge`` and ``client``."""
     target: Patterns = ("*",)
     """The linear layers that have adapters: patterns of names, such as ``*.q_proj``."""
     rank: Annotated[int, Field(ge=1, le=10_000)] = 8
@@ -33,7 +33,7 @@ class Adapters(SameForAll):
     """α."""
     train: Literal["both", "b"] = "both"
     """A and B; or B under one frozen A, so that means of products are exact (FFA-LoRA)."""
-    whole: Annotated[Mapping[Scope, Patterns], Field(max_length=4)] = Field(default_factory=dict)
+    whole: Annotated[Mapping[Scope, Patterns], Field(max_length=6)] = Field(default_factory=dict)
     """Weights of the network that are trained too, by owner: patterns of names, such as ``head.*``."""
     taught: bool = False
     """Whether clients also learn from the teachers of a sharing policy."""

@@ -19,7 +19,7 @@ class _Beside(SameForAll):
     """A network for all, and one for each owner that predicts."""
 
     if TYPE_CHECKING:
-        owner: Literal["client", "edge"]
+        owner: Scope
         epochs: int | None
     terms: ClassVar[tuple[str, ...]] = ("personal",)
 
@@ -40,7 +40,7 @@ class Personal(_Beside):
     """
 
     kind: Literal["personal"] = "personal"
-    owner: Literal["client", "edge"] = "client"
+    owner: Literal["client", "edge", "region", "country"] = "client"
     """Whose v is; an edge's is averaged over its clients."""
     strength: NonNegative = 1.0
     """λ; 0 is purely local training. Steps are stable while learning rate times λ is well below 2."""

@@ -28,7 +28,7 @@ class PersonalHead(_Headed):
     """The last layers belong to each edge, cluster or client, the others to the cloud (FedPer, FedRep)."""
 
     kind: Literal["personal_head"] = "personal_head"
-    owner: Literal["edge", "cluster", "client"] = "edge"
+    owner: Literal["edge", "cluster", "client", "region", "country"] = "edge"
     """Who owns the head."""
     head_layers: NumLayers = 1
     """How many of the last layers the head has; the body needs one."""
@@ -87,7 +87,7 @@ class TwoHeads(Settings):
     """
 
     kind: Literal["two_heads"] = "two_heads"
-    owner: Literal["edge", "client"] = "edge"
+    owner: Literal["edge", "client", "region", "country"] = "edge"
     """Who owns p."""
     head_layers: NumLayers = 1
     """How many of the last layers the head has; the body needs one."""

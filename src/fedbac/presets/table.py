@@ -94,10 +94,9 @@ def _sharing(method: Method) -> str:
 def _personalization(method: Method) -> str:
     """Whose model it is: that of the smallest group that owns a part of it."""
     scopes = {method.personalization.parts[part].scope for part in judged_parts(method.personalization)}
-    if "client" in scopes:
-        return "Client"
-    if "edge" in scopes:
-        return "Edge"
+    for smallest in ("client", "edge", "region", "country"):
+        if smallest in scopes:
+            return smallest.capitalize()
     if "cluster" not in scopes:
         return NO
     alone = method.clustering.kind == "fixed" and method.clustering.clusters(2) == 2

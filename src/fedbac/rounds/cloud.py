@@ -310,7 +310,7 @@ class Round:
         rule = method.cloud_aggregation or method.aggregation
         parts, trained, steps, longest = {}, {}, dict(state.steps), dict(state.longest)
         for part, stack in state.parts.items():
-            children = at_sites if self.tree is None or part not in self.tree.top.owner[0] else self.tree.rows
+            children = (None if self.tree is None else self.tree.rows(part)) or at_sites
             rows, weight_R, owner_R = [one.bank[part] for one in children], *_joined(part, children)
             parts[part] = stack
             if part in moving:
@@ -426,7 +426,7 @@ class Round:
         if world is None:
             return None
         num_bytes = self.link.traffic.total if self.method.topology.tiers == 3 else 0
-        children = reported.seconds_M if self.tree is None else [rows.seconds for rows in self.tree.rows]
+        children = reported.seconds_M if self.tree is None else self.tree.seconds
         passing = BITS * num_bytes / len(children) / (MEGA * world.megabits_cloud)
         return max(children) + passing
 

@@ -31,6 +31,8 @@ class Site:
     num_classes: int
     edge_N: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The edge of the task that each client belongs to; the site's own number when not given."""
+    above: tuple[int, ...] = ()
+    """The nodes above it, from below: its region and its country, if there are some."""
 
     def __post_init__(self) -> None:
         if self.edge_N.size != len(self.clients):

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbac.core import trees
 from fedbac.core.codecs import Chains, nothing_left, remembering
-from fedbac.core.links import DIRECTIONS, Link, Tier
+from fedbac.core.links import DIRECTIONS, INNER, Link, Tier
 from fedbac.core.parts import Params, Part, Parts, Personalization, Scope
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.rounds.messages import Site
@@ -30,12 +30,13 @@ def site_rows(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[
     """Return what a site holds of each part: a row for all its clients, for each cluster among them, or for each."""
     shared = np.zeros(len(site.clients), dtype=np.int64)
     each, together = np.arange(len(site.clients)), label_C.size > 0 and bool((label_C == label_C[0]).all())
-    by_scope = {
+    by_scope: dict[Scope, SiteRows] = {
         "cloud": SiteRows(np.array([0]), shared),
         "cluster": SiteRows(label_C[:1], shared) if together else SiteRows(*np.unique(label_C, return_inverse=True)),
         "edge": SiteRows(np.array([site.index]), shared),
         "client": SiteRows(np.array(site.clients), each),
     }
+    by_scope |= {tier: SiteRows(np.array([node]), shared) for tier, node in zip(INNER, site.above, strict=False)}
     return {part: by_scope[spec.scope] for part, spec in parts.items()}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.answers import checked_clusters, checked_init, checked_labels, checked_memory, checked_start, consult
+from fedbac.core.links import PASSES, Tier
 from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Step
 from fedbac.core.queries import SINCE_START
@@ -50,6 +51,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             if method.personalization.parts[part].networks
         }
 
+    lowest = experiment.link_names[1]
     first = partial(first_memory, method.links.chains, method.personalization)
     return State(
         round=0,
@@ -75,14 +77,16 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         first={part: parts[part] for part, spec in method.personalization.parts.items() if spec.scope == "cluster"}
         if any(SINCE_START in queries for queries in method.needs.values())
         else {},
-        stepped={part: tuple(mine) for part, mine in stepped_parts(method.personalization, parts, trainable).items()}
+        stepped={
+            part: tuple(mine) for part, mine in stepped_parts(method.personalization, parts, trainable, lowest).items()
+        }
         if any(step.active for step in (method.step, *(height.does.step for height in experiment.heights)))
         else {},
         nodes=tuple(
             tuple(
                 NodeState(
                     first(parts, (above,)),
-                    first_steps(height.does.step, method.personalization, parts, trainable),
+                    first_steps(height.does.step, method.personalization, parts, trainable, height.name),
                     _first("selection", height.does.selection, int((height.parent_C == n).sum())),
                 )
                 for n in range(height.num_nodes)
@@ -97,17 +101,19 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
     )
 
 
-def stepped_parts(scheme: Personalization, parts: Parts, trainable: Collection[str]) -> Parts:
-    """Return what the cloud and clusters step with: of their parts the weights that a gradient moves."""
-    owned = [part for part, spec in scheme.parts.items() if spec.networks and spec.scope in ("cloud", "cluster")]
+def stepped_parts(scheme: Personalization, parts: Parts, trainable: Collection[str], tier: Tier) -> Parts:
+    """Return what is stepped with above a link: of the parts that pass it the weights that a gradient moves."""
+    owned = [part for part, spec in scheme.parts.items() if spec.networks and spec.scope in PASSES[tier]]
     mine = {part: {name: value for name, value in parts[part].items() if name in trainable} for part in owned}
     return {part: params for part, params in mine.items() if params}
 
 
-def first_steps(step: Step, scheme: Personalization, parts: Parts, trainable: Collection[str]) -> dict[str, Parts]:
-    """Return what is remembered of each owner of parts for a step before the first round."""
+def first_steps(
+    step: Step, scheme: Personalization, parts: Parts, trainable: Collection[str], tier: Tier = "cloud"
+) -> dict[str, Parts]:
+    """Return what is remembered of each owner of parts for a step, by the cloud or a node, before the first round."""
     steps: dict[str, Parts] = {}
-    for part, mine in stepped_parts(scheme, parts, trainable).items() if step.active else ():
+    for part, mine in stepped_parts(scheme, parts, trainable, tier).items() if step.active else ():
         rows_KD = trees.rows(mine)
         memory = checked_memory(step, "init()", consult("step", BEFORE, step.init, rows_KD), rows_KD)
         steps[part] = {
@@ -121,7 +127,8 @@ def owners_of(experiment: Experiment, sites: Sequence[Site]) -> dict[Scope, int]
     """Return how many owners there are of each scope: a part has a row for each of its own."""
     method, num_members = experiment.method, Members(experiment.method.unit, sites).count
     num_clusters = checked_clusters(method.clustering, method.clustering.clusters(num_members), num_members)
-    return {"cloud": 1, "cluster": num_clusters, "edge": len(sites), "client": num_clients(sites)}
+    owners: dict[Scope, int] = {"cloud": 1, "cluster": num_clusters, "edge": len(sites), "client": num_clients(sites)}
+    return owners | {height.name: height.num_nodes for height in experiment.heights}
 
 
 def _first(column: str, policy: ClusterPolicy | Sharing | SelectionPolicy, num_members: int) -> Any:

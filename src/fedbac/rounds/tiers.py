@@ -212,6 +212,7 @@ class Nodes:
         size_C: IntArray,
         examples_K: Sequence[Mapping[str, FloatArray]],
         state: Sequence[NodeState],
+        parts: Parts,
         names: Mapping[str, Sequence[str]],
         moment: Moment,
         num_classes: int,
@@ -234,6 +235,11 @@ class Nodes:
         self.memories = [Remembered(mine.links, own) for mine, own in zip(state, held, strict=True)]
         self.steps = [dict(mine.steps) for mine in state]
         self.selection = [mine.selection for mine in state]
+        specs = self.method.personalization.parts
+        self.own = [
+            self._own(n, parts, [part for part in owner_C[0] if specs[part].scope == height.name]) for n in nodes
+        ]
+        """Of each node the parts that it owns, which stay with it."""
 
     @property
     def state(self) -> tuple[NodeState, ...]:
@@ -243,7 +249,7 @@ class Nodes:
 
     def train(self, banks: Mapping[int, Parts], number: int) -> dict[int, Rows]:
         """Have nodes make their averages, each as often as it does before its parent hears of it."""
-        start = {n: self._received(n, bank, number) for n, bank in banks.items()}
+        start = {n: self._received(n, bank, number) | self.own[n].bank for n, bank in banks.items()}
         nothing = [{part: np.zeros(owner_R.size) for part, owner_R in own.items()} for own in self.owner]
         rows = {n: Rows(bank, self.owner[n], nothing[n], nothing[n]) for n, bank in start.items()}
         for again in range(self.does.rounds):
@@ -256,7 +262,22 @@ class Nodes:
                 self._learn(n, {c: heard[c].loss for c in chosen[n]})
                 if chosen[n]:
                     rows[n] = self._combined(n, mine, {c: heard[c] for c in chosen[n]}, passing)
+        for n, mine in rows.items():
+            self._keep(n, mine)
         return {n: self._reported(n, start[n], mine, number) for n, mine in rows.items()}
+
+    def _own(self, n: int, parts: Parts, own: Sequence[str]) -> Rows:
+        """Return what a node owns before the round."""
+        owner, nothing = {part: np.array([n]) for part in own}, {part: np.zeros(1) for part in own}
+        return Rows({part: trees.select(parts[part], owner[part]) for part in own}, owner, nothing, nothing)
+
+    def _keep(self, n: int, mine: Rows) -> None:
+        own = self.own[n]
+        weight, trained = (
+            {part: np.where(new[part] > 0, new[part], old) for part, old in before.items()}
+            for new, before in ((mine.weight, own.weight), (mine.trained, own.trained))
+        )
+        self.own[n] = Rows({part: mine.bank[part] for part in own.bank}, own.owner, weight, trained)
 
     def _chosen(self, n: int, place: int) -> list[int]:
         """Return the children that work in a round of a node."""
@@ -412,6 +433,7 @@ class Tree:
                 size_C,
                 examples_K,
                 mine,
+                state.parts,
                 state.stepped,
                 moment,
                 sites[0].num_classes,
@@ -419,18 +441,32 @@ class Tree:
             self.tiers.append(nodes)
             below, owner_C, size_C = nodes, nodes.owner, np.bincount(node_M, size_M).astype(np.int64)
         self.top = nodes
-        self.rows: list[Rows] = []
-        """What arrives of each node below the cloud."""
+        self._rows: list[Rows] = []
 
     def train(self, sent: Parts) -> list[TrainReport]:
         """Have all tiers work with what the cloud sends; return what sites have done."""
         known: dict[tuple[str, bytes], Params] = {}
         banks = {
-            n: {part: rows_of(sent, part, SiteRows(own, NOBODY), known) for part, own in owner.items()}
+            n: {
+                part: rows_of(sent, part, SiteRows(own, NOBODY), known)
+                for part, own in owner.items()
+                if part not in self.top.own[n].bank
+            }
             for n, owner in enumerate(self.top.owner)
         }
-        self.rows = list(self.top.train(banks, 0).values())
+        self._rows = list(self.top.train(banks, 0).values())
         return self.leaves.done()
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long each node below the cloud would have taken."""
+        return [rows.seconds for rows in self._rows]
+
+    def rows(self, part: str) -> Sequence[Rows] | None:
+        """Return what there is of a part above the edges: of its owners, or else what arrives at the cloud; None if
+        all of it is at edges."""
+        owning = [nodes.own for nodes in self.tiers if part in nodes.own[0].bank]
+        return next(iter(owning), self._rows if part in self.top.owner[0] else None)
 
 
 def _among(

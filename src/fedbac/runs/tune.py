@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from fedbac.config.experiment import Experiment, Method, Task
 from fedbac.config.explain import changes_of, parse
 from fedbac.config.text import to_yaml
-from fedbac.core.parts import Anatomy
+from fedbac.core.parts import Anatomy, Scope
 from fedbac.core.rng import stream
 from fedbac.core.runtime import sealed
 from fedbac.core.settings import MAX_EDGES, MAX_ROUNDS, Settings
@@ -236,7 +236,7 @@ def _candidates(
             experiment = made(settings)
             scheme = experiment.method.personalization
             Anatomy(scheme, build(0))  # whether the network has as many layers as the parts want
-            scheme.init(build, {"cloud": 1, "cluster": 1, "edge": 1, "client": 1})
+            scheme.init(build, dict.fromkeys(get_args(Scope), 1))
         except Error:
             if axes:
                 raise
