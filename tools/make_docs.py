@@ -170,14 +170,14 @@ TYPES = {
 
 def settings_index() -> str:
     """Return the list of all pages of settings."""
-    lines = ["", "| page | groups, and their kinds |", "|---|---|"]
+    lines = [""]
     for name, (about, groups) in PAGES.items():
         kinds: dict[str, list[str]] = {}
         for path, _ in groups:
             group, _, kind = path.partition(", kind ")
             kinds.setdefault(f"`{group}`", []).extend([kind] if kind else [])
         listed = (f"{group}: {', '.join(some)}" if some else group for group, some in kinds.items())
-        lines.append(f"| [{about}](settings/{name}.md) | {'; '.join(listed)} |")
+        lines.append(f"- [{about}](settings/{name}.md): {'; '.join(listed)}")
     return "\n".join([*lines, "", ""])
 
 

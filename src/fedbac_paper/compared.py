@@ -50,17 +50,6 @@ def kept(runs: Sequence[StoredRun], before: Mapping[str, Any]) -> dict[str, Any]
     return {"task": TASK, "methods": dict(sorted({**before.get("methods", {}), **rows}.items()))}
 
 
-def times(found: Mapping[str, Any]) -> str:
-    """Return how long the methods took, by machine."""
-    from fedbac.report.table import duration
-
-    by_machine: dict[str, list[float]] = {}
-    for row in found["methods"].values():
-        by_machine.setdefault(row["machine"], []).append(row["seconds"])
-    told = [f"{len(each)} took {duration(sum(each))} on {machine}" for machine, each in by_machine.items()]
-    return ", ".join(told)
-
-
 def outdated(found: Mapping[str, Any]) -> list[str]:
     """Return the presets that were not compared, or whose settings have changed since."""
     task = tasks.task(TASK)
@@ -83,7 +72,7 @@ def section(results: Path) -> str:
             f"[One seed of every method on a small task](methods/{NUMBERS}) shows that each runs, learns and is "
             f"charged; it is no ranking. `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the "
             f"embedded data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, "
-            f"{task.rounds} rounds. {own} of {len(found['methods'])} methods use our own kernels; {times(found)}. The "
+            f"{task.rounds} rounds. {own} of {len(found['methods'])} methods use our own kernels. The "
             "last columns are times of a round relative to HierFAVG's on the same machine (`benchmarks/methods.py`, "
             f"{_tasks(speed)}). Over {MUCH} times as long:",
             "",
