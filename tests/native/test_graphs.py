@@ -253,12 +253,12 @@ def test_plain_networks_have_the_same_bits_whichever_way_they_are_told() -> None
 
 
 def test_what_is_no_graph_is_refused() -> None:
-    def count(*steps: native.Step) -> Any:
-        return Graph(1, 8, 8, steps, (native.Linear(3, False, 0),)).num_parameters
+    def count(*steps: native.ImageStep) -> Any:
+        return Graph(1, 8, 8, steps, (native.Dense(3, False, 0),)).num_parameters
 
     with pytest.raises(ValueError, match="is no network"):
-        count(native.Step("average_pool", 0, size=(2, 2), stride=(2, 2)))
+        count(native.ImageStep("average_pool", 0, size=(2, 2), stride=(2, 2)))
     with pytest.raises(ValueError, match="is no network"):
-        count(native.Step("max_pool", -1), native.Step("max_pool", -1))
+        count(native.ImageStep("max_pool", -1), native.ImageStep("max_pool", -1))
     with pytest.raises(ValueError, match="is no network"):
-        count(native.Step("norm", -1, groups=2))
+        count(native.ImageStep("norm", -1, groups=2))

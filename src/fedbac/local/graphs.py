@@ -98,8 +98,8 @@ class Walk:
     def __init__(self, network: nn.Module, shape: tuple[int, ...], rows: bool) -> None:
         self.network, self.shape = network, shape
         self.given = Seen(-1, shape[2:] if rows else shape)
-        self.steps: list[native.Step] = []
-        self.linears: list[native.Linear] = []
+        self.steps: list[native.ImageStep] = []
+        self.linears: list[native.Dense] = []
         self.seen: dict[fx.Node, Seen] = {}
         sizes = {name: value.numel() for name, value in network.named_parameters()}
         self.begin = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
@@ -199,7 +199,7 @@ class Walk:
                 raise UnknownError(
                     _says(name, layer, "it reads what others read; linear layers after one another are known")
                 )
-            self.linears.append(native.Linear(layer.out_features, False, weight, bias))
+            self.linears.append(native.Dense(layer.out_features, False, weight, bias))
             self.seen[node] = Seen(given.step, (layer.out_features,), len(self.linears))
         elif isinstance(layer, nn.Conv2d):
             side, padding = layer.kernel_size[0], {"valid": 0, "same": layer.kernel_size[0] // 2}
@@ -229,7 +229,7 @@ class Walk:
             )  # fmt: skip
 
     def _append(self, node: fx.Node, given: Seen, **step: Any) -> None:
-        self.steps.append(native.Step(reads=given.step, **step))
+        self.steps.append(native.ImageStep(reads=given.step, **step))
         self.seen[node] = Seen(len(self.steps) - 1, self.steps[-1].of(given.shape))
 
     def _relu(self, node: fx.Node, given: Seen, layer: nn.ReLU) -> Seen:
@@ -244,7 +244,7 @@ class Walk:
         elif given.step >= 0 and (alone or self.steps[given.step].relu):
             self.steps[given.step] = replace(self.steps[given.step], relu=True)
         elif len(given.shape) == 3:
-            self.steps.append(native.Step("max_pool", given.step, relu=True))
+            self.steps.append(native.ImageStep("max_pool", given.step, relu=True))
             return Seen(len(self.steps) - 1, given.shape)
         else:
             raise UnknownError(f"{_named(node)} reads the numbers of an example; one after a layer would be known")
@@ -287,12 +287,12 @@ class Walk:
         return replace(given, shape=(features,))
 
 
-def fused(steps: Sequence[native.Step]) -> tuple[native.Step, ...]:
+def fused(steps: Sequence[native.ImageStep]) -> tuple[native.ImageStep, ...]:
     """Make a block of each convolution with max pooling of 2×2 that nobody else reads."""
     readers = Counter(
         read for step in steps for read in ((step.reads, step.other) if step.kind == "add" else (step.reads,))
     )
-    out: list[native.Step] = []
+    out: list[native.ImageStep] = []
     place = {-1: -1}
     for number, step in enumerate(steps):
         before = steps[step.reads] if step.reads >= 0 else None

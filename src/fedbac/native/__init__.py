@@ -101,7 +101,7 @@ Kind = Literal["block", "convolution", "max_pool", "average_pool", "norm", "add"
 
 
 @dataclass(frozen=True)
-class Step:
+class ImageStep:
     """A layer of images: it reads those of an earlier one, and ends with a ReLU if told so."""
 
     kind: Kind
@@ -146,7 +146,7 @@ KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True)
-class Linear:
+class Dense:
     """A linear layer, with a ReLU at its end if told so."""
 
     outputs: int
@@ -162,8 +162,8 @@ class Graph:
     channels: int
     height: int
     width: int
-    steps: tuple[Step, ...]
-    linears: tuple[Linear, ...]
+    steps: tuple[ImageStep, ...]
+    linears: tuple[Dense, ...]
     """The last one gives the logits."""
 
     @cached_property
@@ -217,12 +217,12 @@ class Layers:
     @cached_property
     def graph(self) -> Graph:
         """The same network as a graph."""
-        steps: list[Step] = []
-        linears: list[Linear] = []
+        steps: list[ImageStep] = []
+        linears: list[Dense] = []
         begin, shape = 0, (self.channels, self.height, self.width)
         for outputs, side in self.convolutions:
             bias = begin + outputs * shape[0] * side**2
-            block = Step(
+            block = ImageStep(
                 "block", len(steps) - 1, outputs=outputs, size=(side, side), relu=True, weight=begin, bias=bias
             )
             steps.append(block)
@@ -230,7 +230,7 @@ class Layers:
         features = math.prod(shape)
         for outputs in self.linears:
             size, last = features * outputs, len(linears) + 1 == len(self.linears)
-            linears.append(Linear(outputs, not last, begin, begin + size))
+            linears.append(Dense(outputs, not last, begin, begin + size))
             begin, features = begin + size + outputs, outputs
         return Graph(self.channels, self.height, self.width, tuple(steps), tuple(linears))
 
