@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from fedbac.aggregation import Median
+from fedbac.clocks import Buffered
 from fedbac.clustering import Fixed, LowestLoss
 from fedbac.config.columns import Links
 from fedbac.config.experiment import Method, Training
@@ -348,8 +350,28 @@ def test_a_round_takes_as_long_as_its_slowest_region() -> None:
     assert tree.records[0]["simulated_seconds"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("tiers", [(1,), (1, 1)], ids=str)
+def test_what_comes_late_to_an_edge_counts_in_a_later_round_of_its_region(tiers: tuple[int, ...]) -> None:
+    """Two rounds of the one region, or of the country above it, are two of the cloud: links take no time here."""
+    world = World(speed_spread=1.5, examples_per_second=10.0, megabits_cloud=1e6)
+    late = Buffered(share=0.5)
+    options: dict[str, Any] = {"training": WHOLE, "world": world}
+    inner: dict[str, Any] = {INNER[len(tiers) - 1]: InnerTier(rounds=2)}
+    tree = play(method(clock=late, **inner), DATA, SHARDS, tiers=tiers, num_rounds=3, **options)
+    plain = play(method(clock=late), DATA, SHARDS, num_rounds=6, **options)
+    ages = [sorted(one["ages"] + other["ages"]) for one, other in pairwise(plain.records)][::2]
+    assert [sorted(record["ages"]) for record in tree.records] == ages
+    assert max(map(max, ages)) > 1
+    for t, state in enumerate(tree.states):
+        assert distance(state.parts, plain.states[2 * t].parts) < 1e-6
+        for mine, theirs in zip(state.waiting_M, plain.states[2 * t].waiting_M, strict=True):
+            assert np.array_equal(mine.child_W, theirs.child_W)
+            np.testing.assert_allclose(mine.due_W, theirs.due_W, atol=1e-4)
+
+
 LATEST = PowerOfChoice(fraction=0.5, variant="last")
 GOING_ON: dict[str, dict[str, Any]] = {
+    "hierfavg": {"clock": Buffered(share=0.5), "region": InnerTier(rounds=2, selection=Random(fraction=0.5))},
     "clusters": {
         "region": InnerTier(rounds=2, step=Momentum()),
         "links": Links(region_up=TopK(keep=0.2), country_down=EightBits(), cloud_up=EightBits()),
@@ -369,9 +391,10 @@ GOING_ON: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", GOING_ON)
 def test_a_run_goes_on_from_every_round(name: str) -> None:
     row = method(name, **GOING_ON[name])
-    whole = play(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4)
+    world = World(speed_spread=1.0) if row.clock.holds else None
+    whole = play(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4, world=world)
     for after in range(4):
-        experiment, federation = prepare(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4)
+        experiment, federation = prepare(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4, world=world)
         template = start(experiment, federation.build, federation.sites)
         state: State = unflatten(template, flatten(whole.states[after]))
         assert state.misfit(template) is None

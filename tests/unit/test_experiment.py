@@ -113,8 +113,6 @@ BAD = [
      ["method.links.country_up is for the tier 'country'", "task.tiers has 1 tiers; give it 2", "or leave this out"]),
     (["task.tiers=[3]", "method.region.rounds=2", "method.topology=flat", "method.clustering=fixed"],
      ["method.region is for", "method.topology 'flat'", "leave it out"]),
-    (["task.tiers=[3]", "task.world={}", "method.clock=buffered"],
-     ["method.clock 'buffered' does not go with task.tiers", "use synchronous"]),
     (["task.tiers=[3]", "task.world={}", "method.cloud_clock=buffered"],
      ["method.cloud_clock 'buffered' does not go with task.tiers", "use synchronous"]),
     (["task.tiers=[3]", "method.clustering=cosine_splits"],

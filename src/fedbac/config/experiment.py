@@ -478,9 +478,8 @@ def _not_in_tiers(task: Task, method: Method) -> Iterator[str]:
         return
     if len(method.topology.sites(task.num_edges)) != task.num_edges:
         yield f"task.tiers are above edges, which method.topology {method.topology.kind!r} merges; use hierarchical"
-    for field, clock in (("method.clock", method.clock), ("method.cloud_clock", method.cloud_clock)):
-        if clock.holds:
-            yield f"{field} {clock.kind!r} does not go with task.tiers; use synchronous, or no tiers between"
+    if method.cloud_clock.holds:
+        yield f"method.cloud_clock {method.cloud_clock.kind!r} does not go with task.tiers; use synchronous"
     if getattr(method.sharing, "teaches", False):
         yield f"method.sharing {method.sharing.kind!r} sends teachers, which do not pass task.tiers; use another"
     for field, queries in method.needs.items():

@@ -102,9 +102,9 @@ class Below(Protocol):
     link: Link
     """To these children."""
 
-    def train(self, banks: Mapping[int, Parts], number: int) -> dict[int, Rows]:
+    def train(self, banks: Mapping[int, Parts], number: int, at: Mapping[int, float]) -> dict[int, Rows]:
         """Send children what they start from, have them work, and return what arrives of each; for a round of their
-        parents, by its number in that of the cloud."""
+        parents, by its number in that of the cloud, and the seconds since this began."""
 
 
 class Leaves:
@@ -129,14 +129,15 @@ class Leaves:
         self._last = experiment.edge_rounds // self._edge_rounds - 1
         self._passes = experiment.passes(moment)
 
-    def train(self, banks: Mapping[int, Parts], number: int) -> dict[int, Rows]:
+    def train(self, banks: Mapping[int, Parts], number: int, at: Mapping[int, float]) -> dict[int, Rows]:
         """Have sites run their orders."""
-        begun = [self._order(m, bank, number) for m, bank in banks.items()]
+        begun = [self._order(m, bank, number, at[m]) for m, bank in banks.items()]
         return {
-            order.site: self._heard(order, report) for order, report in zip(begun, self.edges.train(begun), strict=True)
+            order.site: self._heard(order, report, at[order.site])
+            for order, report in zip(begun, self.edges.train(begun), strict=True)
         }
 
-    def _order(self, m: int, bank: Parts, number: int) -> TrainOrder:
+    def _order(self, m: int, bank: Parts, number: int, at: float) -> TrainOrder:
         order, down = self.orders[m], f"{self.link.tier}_down"
         bank, had, broadcast = self.link.broadcast(order.bank | bank, self.memories[m].of(down), m, number)
         self.memories[m] = self.memories[m].after({down: had})
@@ -144,11 +145,12 @@ class Leaves:
             order,
             bank=bank,
             broadcast=broadcast,
+            waiting=None if order.waiting is None else order.waiting.later(at),
             readings=order.readings if number == self._last else (),
             edge_round=number * self._edge_rounds,
         )
 
-    def _heard(self, order: TrainOrder, report: TrainReport) -> Rows:
+    def _heard(self, order: TrainOrder, report: TrainReport, at: float) -> Rows:
         """Count what a site sends, and put down where it goes on."""
         m = order.site
         tellers = 1 if self.experiment.method.unit == "edge" else len(report.selected)
@@ -163,6 +165,7 @@ class Leaves:
             moved=False,
             momentum=report.momentum,
             links=report.links,
+            waiting=None if report.waiting is None else report.waiting.later(-at),
         )
         self.reports[m].append(report)
         rows = rows_at(self.experiment.method, self.sites[m], self.held[m], report)
@@ -171,7 +174,9 @@ class Leaves:
     def done(self) -> list[TrainReport]:
         """Return what every site has done in the round of the cloud; nothing, if none of its nodes selected it."""
         return [
-            together(reports) if reports else replace(unheard(order, site, self._passes), absent=False)
+            replace(together(reports), waiting=order.waiting)
+            if reports
+            else replace(unheard(order, site, self._passes), absent=False)
             for order, site, reports in zip(self.orders, self.sites, self.reports, strict=True)
         ]
 
@@ -194,6 +199,7 @@ def together(reports: Sequence[TrainReport]) -> TrainReport:
         failed=failed,
         dropped=dropped,
         late=late,
+        ages=tuple(age for report in reports for age in report.ages),
         loss=float(np.mean(losses)) if losses else float("nan"),
         traffic=traffic,
     )
@@ -247,7 +253,7 @@ class Nodes:
         columns = zip(self.memories, self.steps, self.selection, strict=True)
         return tuple(NodeState(memory.whole, steps, selection) for memory, steps, selection in columns)
 
-    def train(self, banks: Mapping[int, Parts], number: int) -> dict[int, Rows]:
+    def train(self, banks: Mapping[int, Parts], number: int, at: Mapping[int, float]) -> dict[int, Rows]:
         """Have nodes make their averages, each as often as it does before its parent hears of it."""
         start = {n: self._received(n, bank, number) | self.own[n].bank for n, bank in banks.items()}
         nothing = [{part: np.zeros(owner_R.size) for part, owner_R in own.items()} for own in self.owner]
@@ -256,7 +262,8 @@ class Nodes:
             before, place = self.below.link.traffic.total, number * self.does.rounds + again
             chosen = {n: self._chosen(n, place) for n in rows}
             sent = {c: bank for n, mine in rows.items() for c, bank in self._sent(n, mine.bank, chosen[n]).items()}
-            heard = self.below.train(sent, place) if sent else {}
+            now = {c: at[n] + mine.seconds for n, mine in rows.items() for c in chosen[n]}
+            heard = self.below.train(sent, place, now) if sent else {}
             passing = self._seconds((self.below.link.traffic.total - before) / max(len(sent), 1))
             for n, mine in rows.items():
                 self._learn(n, {c: heard[c].loss for c in chosen[n]})
@@ -454,7 +461,7 @@ class Tree:
             }
             for n, owner in enumerate(self.top.owner)
         }
-        self._rows = list(self.top.train(banks, 0).values())
+        self._rows = list(self.top.train(banks, 0, dict.fromkeys(banks, 0.0)).values())
         return self.leaves.done()
 
     @property
