@@ -154,7 +154,8 @@ class Plan:
         for (name, place), seed in product(wanted, seeds):
             experiment, apart = self.candidates[name][place].experiment, (f"point={place}",)
             path = self.out / folder / folder_name(full_name(name, apart, seed))
-            found.append(Point(parse(Experiment, {**dict(experiment), "seed": seed}), RunFolder(path), apart))
+            plain = {name: getattr(experiment, name) for name in Experiment.model_fields}  # not what it has worked out
+            found.append(Point(parse(Experiment, plain | {"seed": seed}), RunFolder(path), apart))
         return found
 
 
