@@ -31,7 +31,7 @@ ONE = ["--rounds", "1", *SMALL]
 
 def test_what_is_shown_is_edited_run_and_compared(fedbac: Shell, tmp_path: Path) -> None:
     shown = fedbac("show", "fed-bac", *SMALL[4:], "--set", "task.rounds=1")
-    assert shown.startswith("# Predictions are the sum of a network shared by all")
+    assert shown.startswith("# A network shared by all plus one of the cluster predicts (Eq. 2).")
     changed = fedbac("show", "fed-bac", "--set", "method.selection=oort")
     assert changed.startswith("experiment:"), "it is no longer what its preset says of itself"
     (tmp_path / "mine.yaml").write_text(shown.replace("fraction: 0.8", "fraction: 0.5").replace("seed: 0", "seed: 3"))

@@ -41,7 +41,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], str]] = {
     "a scope as a part": ({"parts": {"global": "cloud"}}, "parts must hold a Part as 'global', not a str"),
     "an unknown owner": (
         {"parts": {**Additive.parts, "global": Part("planet", "global")}},  # type: ignore[arg-type]
-        "part 'global' must belong to one of cloud, cluster, edge, client, not to 'planet'",
+        "part 'global' must belong to one of cloud, cluster, country, region, edge, client, not to 'planet'",
     ),
     "layers that nobody holds": (
         {"parts": {**Additive.parts, "global": Part("cloud", "global", slice(1, None))}},

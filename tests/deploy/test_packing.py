@@ -9,7 +9,7 @@ import torch
 
 from fedbac import Perceptron
 from fedbac.core.codecs import Both, Chain, Codec, EightBits, Senders, Sent, TopK, passed
-from fedbac.core.links import DIRECTIONS, TIERS
+from fedbac.core.links import DIRECTIONS, OUTER
 from fedbac.core.parts import Parts
 from fedbac.deploy.protocol.messages import MESSAGES, read_train_request
 from fedbac.deploy.protocol.packing import ForgottenError, Shelf, pack, stamp, unpacked
@@ -87,7 +87,7 @@ def test_links_carry_what_the_ledger_counts(up: str, down: str, tmp_path: Path) 
     records = federation.run(enrolled=enrolled).records
     assert without(records) == without(tiny.simulated().records)
     assert sum(link.forgotten for link in links) == 0
-    for tier in TIERS:
+    for tier in OUTER:
         for direction in DIRECTIONS:
             name = KINDS[tier, direction]
             ledger = sum(record["bytes"][tier][direction]["train"] for record in records)

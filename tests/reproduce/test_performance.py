@@ -45,10 +45,23 @@ def test_candidates_are_compared_seed_by_seed(tmp_path: Path) -> None:
 
 
 def test_a_ratio_without_times_is_shown_as_such(tmp_path: Path) -> None:
-    known = {"network": "mlp", "shape": "1x28x28", "precision": "float32", "path": "native-v4", "machine": "two cores"}
-    times = {"loop_us_per_sample_step": None, "us_per_sample_step": None, "speedup_over_loop": 13.8}
+    known: dict[str, Any] = {
+        "network": "mlp",
+        "shape": "1x28x28",
+        "precision": "float32",
+        "path": "native-v4",
+        "machine": "two cores",
+    }
+    known |= {"clients": 100, "images": 100, "batch": 32}
+    times: dict[str, float | None] = {
+        "loop_us_per_sample_step": None,
+        "us_per_sample_step": None,
+        "speedup_over_loop": 13.8,
+    }
     (tmp_path / "rounds.json").write_text(json.dumps([known | times]))
     assert "| two cores | mlp, 1×28×28 | float32 | – | – | 13.8 | `native-v4` |" in performance.rounds(tmp_path)
+    (tmp_path / "rounds.json").write_text(json.dumps([known | times | {"clients": 50, "batch": 10}]))
+    assert "| mlp, 1×28×28; 50 × 100, batch 10 |" in performance.rounds(tmp_path)
 
 
 def test_precisions_are_compared_seed_by_seed(tmp_path: Path) -> None:

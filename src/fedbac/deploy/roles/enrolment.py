@@ -362,10 +362,7 @@ def check_deployable(experiment: Experiment) -> None:
     if task.liars is not None:
         raise ConfigError("task.world.liars: clients lie on purpose in a simulation; in a federation set it to null")
     if experiment.heights:
-        raise ConfigError(
-            "task.tiers: a federation has no programs for regions yet; in a federation leave it out, and play regions "
-            "with fedbac run"
-        )
+        raise ConfigError("task.tiers: a federation has no programs for regions yet; leave it out")
     clocks = {"clock": experiment.method.clock, "cloud_clock": experiment.method.cloud_clock}
     for column in (column for column, clock in clocks.items() if clock.timed):
         raise ConfigError(
