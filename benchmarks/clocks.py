@@ -2,21 +2,27 @@
 
     python benchmarks/clocks.py run FILE [--methods NAME ...] [--clients alike different] [--clocks NAME ...]
     python benchmarks/clocks.py table FILE
+    python benchmarks/clocks.py beliefs FILE
 
 A run is one line of FILE, and one that is there is not run again. It stops when the mean accuracy of the last five
 simulated seconds is at the target. Every way of waiting is tried at several values, so that none loses by a bad one.
+``beliefs`` writes what Thompson sampling comes to expect of stragglers and of others, with and without its discount.
 """
 
 import argparse
 import json
 from collections import deque
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 import fedbac
+from fedbac import Evidence, Thompson
+from fedbac.core.rng import stream
 from fedbac_paper import clocks
 
 WINDOW, ROUNDS = 5.0, 3000
@@ -62,9 +68,37 @@ def reached(method: str, clients: str, clock: str, seed: int, give_up: float) ->
     return {"seconds": None, "rounds": count}
 
 
+BELIEFS = {"synchronous": ("synchronous", True), "buffered": ("buffered", True), "no discount": ("buffered", False)}
+"""How edges wait, and whether late rewards are discounted."""
+
+
+def expected(seed: int, kind: str, discount: bool) -> dict[str, float]:
+    """Return the mean belief of Thompson sampling in stragglers, and in others, after 40 rounds."""
+    clock: dict[str, Any] = {"kind": kind} | ({"share": 0.4} if kind == "buffered" else {})
+    settings: dict[str, Any] = {
+        "task.world.stragglers": 0.3,
+        "task.world.speed_spread": 0.5,
+        "task.clients_per_edge": 5,
+        "method.selection.fraction": 0.6,
+        "method.clock": clock,
+    }
+    learn = Thompson.learn
+
+    def undiscounted(policy: Thompson, state: Any, evidence: Evidence, mask_N: Any) -> Any:
+        return learn(policy, state, replace(evidence, share_N=None), mask_N)
+
+    with patch.object(Thompson, "learn", learn if discount else undiscounted):
+        run = fedbac.run(
+            "fed-bac", "planted", rounds=40, seed=seed, settings=settings, device="cpu", workers=1, progress=False
+        )
+    belief_C = np.array(run.records[-1]["beliefs"]).ravel()
+    slow_C = np.array([stream(seed, "straggler", client).random() < 0.3 for client in range(belief_C.size)])
+    return {"stragglers": float(belief_C[slow_C].mean()), "others": float(belief_C[~slow_C].mean())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("run", "table", "beliefs"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--methods", nargs="+", default=["hierfavg"])
     parser.add_argument("--clients", nargs="+", choices=CLIENTS, default=list(CLIENTS))
@@ -74,6 +108,14 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.what == "table":
         print(clocks.table(asked.file))
+        return
+    if asked.what == "beliefs":
+        rows = [
+            {"waiting": name, "seed": seed} | expected(seed, *how)
+            for name, how in BELIEFS.items()
+            for seed in asked.seeds
+        ]
+        asked.file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return
     done = {clocks.key(row) for row in clocks.read(asked.file)}
     for key in product(asked.methods, asked.clients, asked.clocks, asked.seeds):

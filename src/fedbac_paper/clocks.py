@@ -41,6 +41,15 @@ def table(file: Path) -> str:
     return f"\n{_verdict(next(iter(found.values())))}\n\n{tables.table(head, lines)}\n\n"
 
 
+def beliefs(file: Path) -> str:
+    """Return by seed how far belief in stragglers is above that in others."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in read(file):
+        found[row["waiting"]].append(row["stragglers"] - row["others"])
+    lines = [(waiting, " / ".join(f"{gap:+.2f}" for gap in gaps)) for waiting, gaps in found.items()]
+    return f"\n{tables.table(('an edge waits', 'stragglers less others: seeds 0, 1, 2'), lines)}\n\n"
+
+
 def _verdict(by_clock: dict[str, dict[int, float | None]]) -> str:
     buffer = _best(by_clock, "buffered")
     ratios = [

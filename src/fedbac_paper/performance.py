@@ -71,6 +71,15 @@ def peers(folder: Path) -> str:
     return f"\n{table((_work(row), 'µs per sample-step', 'speed-up over the loop'), lines)}\n\n"
 
 
+def ordinary(folder: Path) -> str:
+    """Return how many times as fast the native kernel is as torch, from ``benchmarks/ordinary.py --json``."""
+    told = json.loads((folder / "ordinary.json").read_text(encoding="utf-8"))
+    shapes = [name for name in told["rows"][0] if name != "network"]
+    lines = [(row["network"], *(f"{row[shape]:.2g}" for shape in shapes)) for row in told["rows"]]
+    head = ("network", *(shape.replace("x", "×") for shape in shapes))
+    return f"\nMachine: {told['machine']}.\n\n{table(head, lines)}\n\n"
+
+
 def _work(row: Row) -> str:
     """Return what was done; of sizes, those that are not the usual."""
     clients, images, batch = sizes = row["clients"], row["images"], row["batch"]

@@ -11,9 +11,9 @@ from fedbac.core.links import INNER, Inner
 from fedbac.core.policies import Aggregation, SelectionPolicy, Step
 from fedbac.core.settings import Edges, Epochs, IntArray, Settings
 
-Nodes = Edges | Annotated[tuple[Edges, ...], Field(min_length=1)]
+Sizes = Edges | Annotated[tuple[Edges, ...], Field(min_length=1)]
 """How many nodes a tier has, or how many children each of them has."""
-Tiers = Annotated[tuple[Nodes, ...], Field(max_length=len(INNER))]
+Tiers = Annotated[tuple[Sizes, ...], Field(max_length=len(INNER))]
 
 
 class InnerTier(Settings, defer_build=True):

@@ -39,7 +39,7 @@ from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
 from fedbac.rounds.record import Reported, Scores, beliefs, notes, other_moment, score
 from fedbac.rounds.rows import Members, Memory, Remembered, SiteRows, given_another, rows_of
 from fedbac.rounds.start import BEFORE
-from fedbac.rounds.tiers import Rows, Tree, examples, rows_at, stepped
+from fedbac.rounds.tiers import Leaves, Rows, Tree, examples, rows_at, stepped
 
 
 def rounds(
@@ -129,9 +129,9 @@ class Round:
         if self.experiment.heights:
             before, sent, _, orders, memories = ordered
             held = self._site_rows(before.label_N)
-            self.tree = Tree(
-                self.experiment, self.sites, held, self.edges, self.links, before, orders, memories, self.moment
-            )
+            below = self.links[self.experiment.link_names[1]]
+            leaves = Leaves(self.experiment, self.sites, held, self.edges, below, orders, memories, self.moment)
+            self.tree = Tree(self.experiment, leaves, self.links, before, self.moment)
             return self.tree.train(sent)
         if self.late is None:
             return self.edges.train(ordered.orders)

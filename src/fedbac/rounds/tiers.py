@@ -401,26 +401,16 @@ class Tree:
     """All tiers between edges and the cloud, in a round of the cloud."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        sites: Sequence[Site],
-        held: Sequence[Mapping[str, SiteRows]],
-        edges: Edges,
-        links: Mapping[Tier, Link],
-        state: State,
-        orders: Sequence[TrainOrder],
-        memories: Sequence[Remembered],
-        moment: Moment,
+        self, experiment: Experiment, leaves: Leaves, links: Mapping[Tier, Link], state: State, moment: Moment
     ) -> None:
-        heights, names = experiment.heights, experiment.link_names
-        scheme = experiment.method.personalization
-        self.leaves = Leaves(experiment, sites, held, edges, links[names[1]], orders, memories, moment)
+        scheme, sites, held = experiment.method.personalization, leaves.sites, leaves.held
+        self.leaves = leaves
         self.tiers: list[Nodes] = []
         below: Below = self.leaves
         owner_C = [{part: own.owner_R for part, own in mine.items()} for mine in held]
         node_M, size_M = np.arange(len(sites)), np.array([site.size for site in sites])
         size_C = size_M
-        for height, above, mine in zip(heights, names[2:], state.nodes, strict=True):
+        for height, above, mine in zip(experiment.heights, experiment.link_names[2:], state.nodes, strict=True):
             shared = [part for part, spec in scheme.parts.items() if spec.scope in PASSES[height.name]]
             owner_C = [{part: own[part] for part in shared} for own in owner_C]
             node_M = height.parent_C[node_M]

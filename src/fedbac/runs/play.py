@@ -1,13 +1,18 @@
 """Playing an experiment: the consumer of the round loop that saves, resumes and sums up."""
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.core.parts import Scope, judged_parts
+from fedbac.core import trees
+from fedbac.core.parts import Scope, judged_parts, moving_parts
+from fedbac.core.queries import Moment
 from fedbac.core.runtime import sealed
 from fedbac.core.state import State
 from fedbac.engines import Prefetching, check_room, connect
@@ -26,7 +31,6 @@ from fedbac.runs.stopping import Stop
 from fedbac.runs.store import FORMAT, RunFolder, StoredRun
 from fedbac.runs.summary import long_periods, summarize, written
 from fedbac.runs.tracking import Tracking, check_tracker
-from fedbac.runs.unmoved import unmoved_parts
 from fedbac.version import full_version
 
 log = logging.getLogger("fedbac")
@@ -39,6 +43,8 @@ UNMOVED = (
     "round %d: clients trained, but no gradient moved a weight of part %s in any client; is the network's output "
     "multiplied by 0, rounded or detached, or task.training.learning_rate far too small?"
 )
+ROUNDING, OF_DECAY = 2e-4, 0.1
+"""What the rounding of many steps may add to a weight, as a share of it, and of what decay took away."""
 MOST_CLASS_TEXT = 100_000
 """Characters of the class mix in config.yaml (a line per edge: examples of each class), a tenth of what it may hold."""
 
@@ -216,3 +222,30 @@ def saved_models(
     template = start(experiment, federation.build, federation.sites)
     records, state = folder.last(template, frozen_of(experiment, federation, inputs.with_data))
     return models_of(experiment, federation, state, records, elsewhere)
+
+
+def unmoved_parts(
+    experiment: Experiment, before: State, after: State, trainable: Collection[str], elsewhere: Collection[Scope]
+) -> list[str]:
+    """Return the parts of a round in which clients trained that no gradient moved, for any owner. Those that never
+    leave their owners (``elsewhere``) are not known here."""
+    scheme = experiment.method.personalization
+    moving = moving_parts(scheme, Moment(after.round, experiment.task.rounds))
+    found = []
+    for part, spec in scheme.parts.items():
+        names = [name for name in before.parts[part] if name in trainable]
+        if part in moving and spec.networks and spec.scope not in elsewhere and names:
+            old_KD, new_KD = (trees.rows({n: parts[part][n] for n in names}) for parts in (before.parts, after.parts))
+            if not any(_learned(old_D, new_D) for old_D, new_D in zip(old_KD, new_KD, strict=True)):
+                found.append(part)
+    return found
+
+
+def _learned(old_D: Tensor, new_D: Tensor) -> bool:
+    """Whether more happened to weights than weight decay, which shrinks all by one factor, and rounding."""
+    if torch.equal(old_D, new_D):
+        return False
+    old_D, new_D = old_D.double(), new_D.double()
+    square = float((old_D * old_D).sum())
+    kept = min(float((old_D * new_D).sum()) / square, 1.0) if square and old_D.numel() > 1 else 1.0
+    return bool(((new_D - kept * old_D).abs() > (ROUNDING + OF_DECAY * (1 - kept)) * old_D.abs()).any())
