@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedbac import gpu, native
+from fedbac.config.changes import Change
 from fedbac.config.experiment import Evaluation, Experiment, Method, Task, Training
 from fedbac.core import trees
 from fedbac.core.parts import Params, Part, Parts, Personalization, Phase, Scope
@@ -75,7 +76,7 @@ def prepare(
     method: Method, dataset: Dataset, shards: Shards, *, training: Training = PLAIN_SGD, num_rounds: int = 3,
     seed: int = 0, evaluation: Evaluation | None = None, network: NetworkChoice = SMALL,
     user: Maker | None = None, augment: Augment | None = None, world: World | None = None,
-    tiers: tuple[int | tuple[int, ...], ...] = (),
+    tiers: tuple[int | tuple[int, ...], ...] = (), changes: tuple[Change, ...] = (),
 ) -> tuple[Experiment, Federation]:  # fmt: skip
     """Return an experiment on given data, and its federation."""
     task = Task(
@@ -83,6 +84,7 @@ def prepare(
         num_edges=len(shards.clients),
         clients_per_edge=tuple(len(clients) for clients in shards.clients),
         tiers=tiers,
+        changes=changes,
         rounds=num_rounds,
         augment=augment,
         world=world,

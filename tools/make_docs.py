@@ -26,6 +26,7 @@ import fedbac
 from fedbac import data, models
 from fedbac.aggregation import Bucketing, NearestNeighbours, OneVoice
 from fedbac.cli.main import app
+from fedbac.config.changes import Change
 from fedbac.config.choices import Choice
 from fedbac.config.columns import (
     AGGREGATION,
@@ -54,6 +55,7 @@ from fedbac_paper import (
     confirmed,
     demo,
     deployed,
+    drift,
     leaderboard,
     liars,
     marks,
@@ -105,6 +107,7 @@ PAGES: dict[str, tuple[str, list[Group]]] = {
             ("task.training", Training),
             _kind("task.training.optimizer", AdamW),
             ("task.noise", data.Noise),
+            ("task.changes[…]", Change),
             ("task.augment", data.Augment),
         ],
     ),
@@ -311,6 +314,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "The classes that settings are made of. [Settings](settings.md) lists their fields.",
         (
             "config.experiment",
+            "config.changes",
             "config.tiers",
             "topology",
             "clustering",
@@ -410,6 +414,7 @@ def texts() -> dict[Path, str]:
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),
         DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),
+        DOCS / "drift.md": block(DOCS / "drift.md", drift.table(RESULTS / "drift" / "planted.jsonl")),
         DOCS / "clocks.md": block(
             DOCS / "clocks.md",
             clocks.table(RESULTS / "clocks" / "devices.jsonl"),

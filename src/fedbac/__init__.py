@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedbac.clocks import Asynchronous, Buffered, Deadline, Synchronous
     from fedbac.clustering import (Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss,
         Merging)
+    from fedbac.config.changes import Change
     from fedbac.config.columns import (AGGREGATION, CLOCK, CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING,
         STEP, TOPOLOGY, Links)
     from fedbac.config.experiment import Evaluation, Experiment, Measurement, Method, Runtime, Task
@@ -49,18 +50,18 @@ if TYPE_CHECKING:
     # isort: on
 
 __all__ = [
-    "AGGREGATION", "CLOCK", "CLUSTERING", "COCS", "LINKS", "LSTM", "METHODS", "PERSONALIZATION", "SELECTION",
-    "SHARING", "STEP", "TASKS", "TOPOLOGY", "Accuracy", "Adam", "AdamW", "Adapters", "AdaptiveStart", "Additive",
-    "Agglomerative", "Alteration", "Apart", "Ask", "Assignment", "Asynchronous", "Augment", "Blend", "Bucketing",
-    "Buffered", "CentredClipping", "CheckpointError", "Clip", "Codec", "ConfigError", "Contextual", "ControlVariates",
+    "AGGREGATION", "CLOCK", "CLUSTERING", "COCS", "LINKS", "LSTM", "METHODS", "PERSONALIZATION", "SELECTION", "SHARING",
+    "STEP", "TASKS", "TOPOLOGY", "Accuracy", "Adam", "AdamW", "Adapters", "AdaptiveStart", "Additive", "Agglomerative",
+    "Alteration", "Apart", "Ask", "Assignment", "Asynchronous", "Augment", "Blend", "Bucketing", "Buffered",
+    "CentredClipping", "Change", "CheckpointError", "Clip", "Codec", "ConfigError", "Contextual", "ControlVariates",
     "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "Deadline", "DeployError", "Directed", "Distill",
     "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation", "Evidence",
-    "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards",
-    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "InnerTier", "Interpolated", "KMeans", "Krum",
-    "LateHead", "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB",
-    "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment",
-    "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted",
-    "OneVoice", "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
+    "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards", "GeometricMedian",
+    "Gram", "GroupCorrections", "Hierarchical", "InnerTier", "Interpolated", "KMeans", "Krum", "LateHead", "LatencyUCB",
+    "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB", "LowestLoss", "Mean",
+    "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment", "Momentum",
+    "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted", "OneVoice",
+    "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
     "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError", "PowerOfChoice", "PredictTowardsMean", "Privacy",
     "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder", "RunFolderError", "RunInUseError", "Runs",
     "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound", "Start", "Statistic",
@@ -75,6 +76,7 @@ _HOMES = {
     "NearestNeighbours OneVoice TrimmedMean",
     "fedbac.clocks": "Asynchronous Buffered Deadline Synchronous",
     "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
+    "fedbac.config.changes": "Change",
     "fedbac.config.columns": "AGGREGATION CLOCK CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
     "fedbac.config.tiers": "InnerTier",

@@ -1,8 +1,9 @@
 """Putting a federation together: data, partition, networks and the sites of the edges."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -91,6 +92,13 @@ class Federation:
         """The first training example."""
         return torch.from_numpy(self.dataset.x_train[:1].copy())
 
+    def at(self, experiment: Experiment, round_: int) -> "Federation":
+        """Return it as it is in a round (``task.changes``)."""
+        held = experiment.task.held(experiment.seed, round_)
+        shards = self.shards.dealt(*held)
+        sites = _sites(experiment, shards, self.dataset.num_classes)
+        return replace(self, shards=shards, sites=sites, examples=replace(self.examples, shards=shards))
+
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold, for training and validation."""
         splits = self.shards.train, self.shards.validation
@@ -158,10 +166,7 @@ def assemble(
     normalization = dataset.normalization()
     if normalization is not None and experiment.method.privacy is not None:
         normalization = data.fixed_normalization(len(normalization[0]))
-    sites = tuple(
-        _site(index, edges, shards, dataset.num_classes, claims, experiment.above(index))
-        for index, edges in enumerate(experiment.method.topology.sites(len(shards.clients)))
-    )
+    sites = _sites(experiment, shards, dataset.num_classes, claims)
     _check(experiment, shards)
     check_validation(experiment, sites)
     return Federation(
@@ -182,24 +187,25 @@ def _lying(liars: Liars, seed: int, shards: Shards) -> list[int]:
     return [client for client, lies in zip(every, lying_N, strict=True) if lies]
 
 
-def _site(
-    index: int,
-    edges: Sequence[int],
-    shards: Shards,
-    num_classes: int,
-    claims: Mapping[int, int],
-    above: tuple[int, ...],
-) -> Site:
-    clients = [client for edge in edges for client in shards.clients[edge]]
-    return Site(
-        index=index,
-        clients=tuple(clients),
-        size_N=np.array([claims.get(client, shards.train[client].size) for client in clients]),
-        validation_N=np.array([shards.validation[client].size for client in clients]),
-        num_classes=num_classes,
-        edge_N=np.repeat(edges, [len(shards.clients[edge]) for edge in edges]),
-        above=above,
-    )
+def _sites(
+    experiment: Experiment, shards: Shards, num_classes: int, claims: Mapping[int, int] = MappingProxyType({})
+) -> tuple[Site, ...]:
+    """Return where clients meet; ``claims`` are examples that some of them only say they have."""
+    sites = []
+    for index, edges in enumerate(experiment.method.topology.sites(len(shards.clients))):
+        clients = [client for edge in edges for client in shards.clients[edge]]
+        sites.append(
+            Site(
+                index=index,
+                clients=tuple(clients),
+                size_N=np.array([claims.get(client, shards.train[client].size) for client in clients]),
+                validation_N=np.array([shards.validation[client].size for client in clients]),
+                num_classes=num_classes,
+                edge_N=np.repeat(edges, [len(shards.clients[edge]) for edge in edges]),
+                above=experiment.above(index),
+            )
+        )
+    return tuple(sites)
 
 
 def _check(experiment: Experiment, shards: Shards) -> None:

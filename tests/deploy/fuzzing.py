@@ -27,11 +27,12 @@ from fedbac.deploy.protocol.wire import ROOM, WireError, decode
 from fedbac.deploy.roles import enrolment
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients, Updates
-from fedbac.deploy.roles.edges import RelayReach, Remote, lost_measurements
+from fedbac.deploy.roles.edges import RelayReach, Remote
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
 from fedbac.deploy.settings import MemberChanges
 from fedbac.errors import DeployError
 from fedbac.rounds.late import unheard
+from fedbac.rounds.measure import unmeasured
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation
 from tests.deploy.mutants import mutant
 from tests.deploy.small import small
@@ -330,7 +331,7 @@ def _answers_of_edges(
                 if kind == "train":
                     lost = unheard(order, site, charter.epochs(None))
                     return read_trained(message, lost, order, site, charter)
-                return read_measured(message, lost_measurements(order, site), order, site, charter)
+                return read_measured(message, unmeasured(order, site), order, site, charter)
 
             yield Target(f"answer to {kind}", answer, report)
         elif kind == "enroll":

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from fedbac.config.changes import Change, Roster, held
 from fedbac.config.columns import (
     AGGREGATION,
     CLOCK,
@@ -86,6 +87,8 @@ class Task(Settings):
     """Random crops and flips; none by default (C.6)."""
     world: World | None = None
     """Simulated devices; none by default."""
+    changes: Annotated[tuple[Change, ...], Field(max_length=100)] = ()
+    """Data that move, and clients and edges that come and go, in given rounds."""
     network: NetworkChoice = LeNet5()
     """The network; yours as ``file.py:name`` or ``package.module:name``."""
     frozen: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
@@ -102,6 +105,10 @@ class Task(Settings):
         if isinstance(self.clients_per_edge, tuple):
             return self.clients_per_edge
         return (self.clients_per_edge,) * self.num_edges
+
+    def held(self, seed: int, round_: int) -> Roster:
+        """Return who is there in a round, and with whose data."""
+        return held(self.changes, self.clients(), seed, round_)
 
     @property
     def liars(self) -> Liars | None:
@@ -336,10 +343,17 @@ class Experiment(Settings, defer_build=True):
             named["task.dataset"] = OwnData(name=self.task.dataset)
         return {field: value for field, value in named.items() if isinstance(value, Package)}
 
+    @property
+    def stretches(self) -> tuple[int, ...]:
+        """The first rounds of the stretches in which nothing changes (``task.changes``)."""
+        return tuple(sorted({1, *(change.round for change in self.task.changes)}))
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Experiment":
         for problem in _problems(self.task, self.method):
             raise ValueError(problem)
+        for round_ in self.stretches:
+            self.task.held(self.seed, round_)
         return self
 
 
@@ -398,6 +412,7 @@ def _problems(task: Task, method: Method) -> Iterator[str]:
     yield from _not_in_tiers(task, method)
     yield from _uncombinable(task, method)
     yield from _untimely(task, method)
+    yield from _unchangeable(task, method)
     if method.privacy is not None:
         yield from _unprotected(task, method, method.privacy)
     if method.secret:
@@ -526,6 +541,20 @@ def _untimely(task: Task, method: Method) -> Iterator[str]:
         yield f"{clock} has no account of privacy: who is late depends on data; use synchronous with method.privacy"
     if getattr(method.sharing, "teaches", False):
         yield f"{clock} keeps no teachers for clients that are under way; use another method.sharing, or synchronous"
+
+
+def _unchangeable(task: Task, method: Method) -> Iterator[str]:
+    """Yield what does not go with data that move, and with clients that come and go."""
+    for change in task.changes:
+        if change.round > task.rounds:
+            yield f"task.changes: something changes in round {change.round}, but task.rounds is {task.rounds}"
+        if change.what != "exchange" and method.privacy is not None:
+            yield (
+                f"task.changes: {change.who} {change.what}, but method.privacy counts on all clients in every round; "
+                "use exchange, or no privacy"
+            )
+    if task.changes and task.liars is not None and task.liars.attack in ("label_flip", "examples"):
+        yield f"task.world.liars: {task.liars.attack} lies about data that task.changes moves; choose another attack"
 
 
 def _parents(task: Task, method: Method) -> list[IntArray]:

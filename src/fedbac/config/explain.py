@@ -30,7 +30,7 @@ def parse(cls: type[S], data: Any, where: str = "") -> S:
         raise ConfigError("\n".join(dict.fromkeys(lines))) from error
 
 
-class Change(NamedTuple):
+class Override(NamedTuple):
     """A setting to change."""
 
     path: str
@@ -39,11 +39,11 @@ class Change(NamedTuple):
     """Where a person wrote it, for messages."""
 
 
-def changes_of(settings: Mapping[str, Any] | Sequence[str]) -> list[Change]:
+def changes_of(settings: Mapping[str, Any] | Sequence[str]) -> list[Override]:
     """Return settings given as ``{path: value}`` or as ``path=value`` texts, whose values are YAML: 0.1, null, [1]."""
     if isinstance(settings, Mapping):
         plain = {p: v.model_dump(mode="json") if isinstance(v, Settings) else v for p, v in settings.items()}
-        found = [Change(path, value, f"settings[{quoted(path)}]") for path, value in plain.items()]
+        found = [Override(path, value, f"settings[{quoted(path)}]") for path, value in plain.items()]
         if all(isinstance(change.path, str) and change.path for change in found):
             return found
     listed = isinstance(settings, Sequence) and not isinstance(settings, str)
@@ -52,15 +52,15 @@ def changes_of(settings: Mapping[str, Any] | Sequence[str]) -> list[Change]:
     raise ConfigError(f"settings: {quoted(settings)} is neither {{'path': value}} nor a list of 'path=value' texts")
 
 
-def _change(assignment: str) -> Change:
+def _change(assignment: str) -> Override:
     path, equals, text = assignment.partition("=")
     source = f"--set {quoted(assignment)}"
     if not equals or not path:
         raise ConfigError(f"{source}: write it as path=value, for example task.training.batch_size=64")
-    return Change(path, parse_yaml(text, source), source)
+    return Override(path, parse_yaml(text, source), source)
 
 
-def override(tree: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
+def override(tree: Mapping[str, Any], changes: Iterable[Override]) -> dict[str, Any]:
     """Return the tree with each setting changed."""
     out = dict(tree)
     for path, value, source in changes:

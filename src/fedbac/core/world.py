@@ -75,7 +75,7 @@ class World(Settings):
             return size_N > 0
         chance_N = stream(seed, "availability", *address).random(len(clients))
         there_N: BoolArray = (size_N > 0) & (chance_N <= self.availability)
-        if not there_N.any():
+        if not there_N.any() and size_N.any():
             there_N[np.where(size_N > 0, chance_N, np.inf).argmin()] = True
         return there_N
 

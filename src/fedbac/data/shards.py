@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.core.rng import stream
-from fedbac.core.settings import MAX_CLIENTS, MAX_EDGES, IntArray, Settings
+from fedbac.core.settings import MAX_CLIENTS, MAX_EDGES, BoolArray, IntArray, Settings
 from fedbac.data.datasets import Dataset
 from fedbac.errors import ConfigError, quoted
 
@@ -49,6 +49,21 @@ class Shards:
         for client, own in enumerate(zip(train, validation, strict=True)):
             _refuse_repeats(f"shards.train[{client}] and shards.validation[{client}]: an example", own)
         (noisy,) = _groups("noisy", (self.noisy,), len(train))
+        return replace(self, train=train, validation=validation, test=test, noisy=tuple(noisy.tolist()))
+
+    def dealt(self, there_N: BoolArray, data_N: IntArray, test_M: IntArray) -> "Shards":
+        """Return who holds what when some clients have others' data, edges others' test data, and some are not there;
+        nor is an edge whose clients are all away."""
+        nothing = np.zeros(0, dtype=np.int64)
+        train, validation = (
+            tuple(split[data_N[c]] if there else nothing for c, there in enumerate(there_N))
+            for split in (self.train, self.validation)
+        )
+        test = tuple(
+            self.test[test_M[m]] if there_N[np.array(clients)].any() else nothing
+            for m, clients in enumerate(self.clients)
+        )
+        noisy = np.flatnonzero(there_N & np.isin(data_N, self.noisy))
         return replace(self, train=train, validation=validation, test=test, noisy=tuple(noisy.tolist()))
 
 

@@ -20,6 +20,7 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.data import Augment, Dataset, Shards, class_counts, deal_test
 from fedbac.losses import CrossEntropy, LossFunction
 
+ONE = np.zeros(1, dtype=np.int64)
 USUAL_BATCH = 1024
 """Up to this size batches have room for what was asked for, so that sums over them do not depend on who is there."""
 
@@ -40,7 +41,7 @@ class Examples:
     """The same where it is needed: nothing may be copied to a GPU while a graph is captured."""
     _subsets: dict[tuple[int, Split, int], IntArray] = field(default_factory=dict, init=False, repr=False)
     """Examples of clients that are measured where there is a cap, which are always the same."""
-    said: set[str | None] = field(default_factory=set, init=False, repr=False)
+    said: set[str | None] = field(default_factory=set, repr=False)
     """What a person was told of how they are trained."""
 
     def visits(self, client: int, round_: int, edge_round: int, epochs: int) -> IntArray:
@@ -126,7 +127,9 @@ class Examples:
         """Return only what some edges and their clients hold; indices point into what is left."""
         mine = {client for edge in edges for client in self.shards.clients[edge]}
         shares = [split[client] for split in (self.shards.train, self.shards.validation) for client in mine]
-        kept, tested = (np.unique(np.concatenate(held)) for held in (shares, [self.shards.test[m] for m in edges]))
+        tests = [self.shards.test[m] for m in edges]
+        # Even where nobody holds any (now): a data set has one example at least.
+        kept, tested = (np.unique(np.concatenate(held)) if any(map(len, held)) else ONE for held in (shares, tests))
 
         def local(groups: tuple[IntArray, ...], owners: Collection[int], among: IntArray) -> tuple[IntArray, ...]:
             # The order of indices is kept, so that everything drawn from them is the same as in the whole.

@@ -12,6 +12,7 @@ from fedbac.config.experiment import Experiment, Method
 from fedbac.core import trees
 from fedbac.core.answers import checked_trust
 from fedbac.core.liars import Attack, mirrored
+from fedbac.core.links import Ledger
 from fedbac.core.parts import Params, Part, Parts, Personalization, measured_parts
 from fedbac.core.policies import Trusting
 from fedbac.core.queries import SINCE_START, Accuracy, Gram, Loss, Query, Slope, Split, Statistic, of_updates
@@ -311,6 +312,16 @@ def _bank(
                 known[key] = trees.stack([trees.weighted_mean(stack, np.array(k)) if k else own for own, k in pairs])
         bank[part] = known[key]
     return bank, row_of
+
+
+def unmeasured(order: MeasureOrder, site: Site) -> MeasureReport:
+    """Return what is known of a site that does not answer: nothing, from no examples."""
+    readings = []
+    for wanted in order.wanted:
+        groups = {"site": 1, "edge": len(site.edges)}.get(wanted.by, len(site.clients))
+        nothing = np.full((1 if wanted.by == "client" else wanted.num_models, groups), np.nan)
+        readings.append(Measured(nothing, nothing, np.zeros(groups, dtype=np.int64)))
+    return MeasureReport(tuple(readings), Ledger())
 
 
 def answers_from(

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedbac import data, packages
 from fedbac.config.experiment import Experiment, Method, Runtime, Task
-from fedbac.config.explain import Change, changes_of, override, parse
+from fedbac.config.explain import Override, changes_of, override, parse
 from fedbac.config.text import read_yaml
 from fedbac.core.settings import Settings
 from fedbac.data import Dataset, Shards
@@ -164,7 +164,7 @@ def common_file(names: Sequence[object], inputs: Inputs = Inputs()) -> Path | No
     return files[0] if files else None
 
 
-def _refuse_contradictions(wanted: Sequence[Change], given: Mapping[str, int | None]) -> None:
+def _refuse_contradictions(wanted: Sequence[Override], given: Mapping[str, int | None]) -> None:
     for path, value in given.items():
         other = next((change for change in wanted if change.path == path), None)
         if value is not None and other is not None:

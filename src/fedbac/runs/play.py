@@ -15,10 +15,9 @@ from fedbac.core.parts import Scope, judged_parts, moving_parts
 from fedbac.core.queries import Moment
 from fedbac.core.runtime import sealed
 from fedbac.core.state import State
-from fedbac.engines import Prefetching, check_room, connect
+from fedbac.engines import Prefetching, check_room, connect, played
 from fedbac.federation import Assembled, assemble
 from fedbac.local import describe
-from fedbac.rounds.cloud import rounds
 from fedbac.rounds.messages import Edges
 from fedbac.rounds.start import start
 from fedbac.runs import checkpoints
@@ -145,7 +144,7 @@ def conduct(
             tracking = Tracking(runtime.track, folder.path if folder else None, config)
             for record in records:
                 tracking.log(record)
-            playing = ahead.rounds(state) if ahead else rounds(experiment, federation.sites, edges, state)
+            playing = played(experiment, federation, edges, state)
             untrained = all(record["loss"] is None for record in records)
             for record, after in within(seal, playing):
                 if untrained and record["loss"] is not None:

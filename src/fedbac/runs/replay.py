@@ -14,12 +14,11 @@ from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
 from fedbac.core.runtime import sealed
 from fedbac.core.state import State, flatten
-from fedbac.engines import Prefetching, connect
+from fedbac.engines import connect, played
 from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Assembled, Federation, assemble
 from fedbac.models import frozen_sha256
 from fedbac.packages import fingerprint, is_file
-from fedbac.rounds.cloud import rounds
 from fedbac.rounds.messages import Edges
 from fedbac.rounds.start import start
 from fedbac.runs import checkpoints
@@ -89,8 +88,7 @@ def replayed(
                 state = first_state(experiment, federation, edges)
             if begin:
                 state = folder.state_at(begin, state, frozen)
-            ahead = edges.rounds(state) if isinstance(edges, Prefetching) else None
-            playing = within(sealed, ahead or rounds(experiment, federation.sites, edges, state))
+            playing = within(sealed, played(experiment, federation, edges, state))
             difference = None
             for record, state in itertools.islice(playing, end - begin):  # noqa: B007
                 difference = next(iter(differences(_lasting(records[record["round"] - 1]), _lasting(record))), None)

@@ -9,13 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
-from fedbac.core.links import Ledger
 from fedbac.core.parts import running_phases
 from fedbac.core.queries import Moment
-from fedbac.core.requests import Measured
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure, SiteError
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
@@ -30,6 +27,7 @@ from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.late import unheard
+from fedbac.rounds.measure import unmeasured
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 from fedbac.runs.models import Models
 
@@ -249,7 +247,7 @@ class RemoteEdges(Remote):
         resting = self.standing.news
         asked = {name: text for name, text in messages.items() if name in self.members and name not in resting}
         found = resting | self._ask(asked, "measured", messages.__getitem__)
-        reports, reasons = self._read(orders, found, read_measured, lost_measurements)
+        reports, reasons = self._read(orders, found, read_measured, unmeasured)
         self._count(reports, reasons)
         return list(reports.values())
 
@@ -311,16 +309,6 @@ class RemoteEdges(Remote):
             broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
             more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
             raise self.again(f"{answered} edges answered and deploy.min_edges is {self.min_edges}{more}")
-
-
-def lost_measurements(order: MeasureOrder, site: Site) -> MeasureReport:
-    """Return what is known of an edge that did not answer: nothing, from no examples."""
-    readings = []
-    for wanted in order.wanted:
-        groups = {"site": 1, "edge": len(site.edges)}.get(wanted.by, len(site.clients))
-        nothing = np.full((1 if wanted.by == "client" else wanted.num_models, groups), np.nan)
-        readings.append(Measured(nothing, nothing, np.zeros(groups, dtype=np.int64)))
-    return MeasureReport(tuple(readings), Ledger())
 
 
 class RelayReach:

@@ -361,6 +361,8 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("task.noise makes labels wrong on purpose, in a simulation; in a federation set it to null")
     if task.liars is not None:
         raise ConfigError("task.world.liars: clients lie on purpose in a simulation; in a federation set it to null")
+    if task.changes:
+        raise ConfigError("task.changes moves data in a simulation; in a federation sites change by themselves")
     if experiment.heights:
         raise ConfigError("task.tiers: a federation has no programs for regions yet; leave it out")
     clocks = {"clock": experiment.method.clock, "cloud_clock": experiment.method.cloud_clock}
