@@ -400,11 +400,10 @@ def texts() -> dict[Path, str]:
             performance.rounds(SPEED),
             performance.peers(SPEED),
             performance.runs(SPEED),
-            performance.several(SPEED),
             performance.scaling(SPEED),
         ),
         DOCS / "kernels.md": block(DOCS / "kernels.md", performance.ordinary(SPEED)),
-        DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED)),
+        DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED), performance.several(SPEED)),
         DOCS / "kernels.csv": comma_separated(performance.kernels(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.tiny(SPEED), performance.candidates(SPEED)),
         DOCS / "plus.md": block(

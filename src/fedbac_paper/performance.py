@@ -10,14 +10,10 @@ from fedbac_paper.tables import NONE, table
 Row = Mapping[str, Any]
 MILLION, MANY_EDGES, MACHINES = 1_000_000, 1_000, (1, 10, 100, 1_000)
 GB = 1e9
-PARTS = {
-    "training": ("training",),
-    "measuring": ("measuring",),
-    "selection and clustering": ("selection", "clustering", "selection and clustering"),
-    "aggregation": ("aggregation",),
-    "other": ("other",),
-}
-"""Columns of the table, and what is added up in each; rows of an earlier table have but the sum of two."""
+PARTS = ("training", "measuring")
+"""Parts of a round that the table shows; the files have the small others."""
+HIDDEN = "tf32"
+"""A precision whose rows only the file has: its times lie between those of float32 and bf16."""
 
 KERNELS = {
     "convolve_0": "convolution, ReLU and pooling, forward pass",
@@ -45,30 +41,20 @@ def rounds(folder: Path) -> str:
     """Return the table of single rounds, from the files that ``benchmarks/round.py --json`` wrote."""
     lines, before = [], ""
     for row in _read(folder / "rounds.json"):
+        if row["precision"] == HIDDEN:
+            continue
         machine = str(row["machine"])
-        lines.append(
-            (
-                machine if machine != before else "",
-                _work(row),
-                str(row["precision"]),
-                _number(row["loop_us_per_sample_step"]),
-                _number(row["us_per_sample_step"]),
-                _number(row["speedup_over_loop"]),
-                f"`{row['path']}`",
-            )
-        )
+        times = (_number(row["us_per_sample_step"]), _number(row["speedup_over_loop"]))
+        lines.append((machine if machine != before else "", _work(row), str(row["precision"]), *times))
         before = machine
-    return f"\n{table(('machine', 'network', 'precision', 'plain loop', 'ours', 'speed-up', 'path'), lines)}\n\n"
+    return f"\n{table(('machine', 'network', 'precision', 'µs', 'times as fast as the loop'), lines)}\n\n"
 
 
 def peers(folder: Path) -> str:
     """Return how long others take on a GPU, from the file that ``benchmarks/round.py --peers --json`` wrote."""
     row = json.loads((folder / "peers-gpu.json").read_text(encoding="utf-8"))
-    lines = [
-        (f"`{each['path']}`", _number(each["us_per_sample_step"]), _number(each["speedup_over_loop"]))
-        for each in row["contestants"]
-    ]
-    return f"\n{table((_work(row), 'µs per sample-step', 'speed-up over the loop'), lines)}\n\n"
+    times = (f"`{each['path']}` {_number(each['us_per_sample_step'])}" for each in row["contestants"])
+    return f"\nOn an H200, a round as small as in pfl's benchmark ({_work(row)}), in µs: {', '.join(times)}.\n\n"
 
 
 def ordinary(folder: Path) -> str:
@@ -89,29 +75,22 @@ def _work(row: Row) -> str:
 
 def runs(folder: Path) -> str:
     """Return how long rounds of the paper's size take, from the file that ``benchmarks/paper_run.py --json`` wrote."""
-    lines = [
-        (
-            f"`{row['method']}`",
-            f"{row['median_round']:.3f} s",
-            f"{row['seconds_200_rounds']:.1f} s",
-            f"{100 * row['useful_share']:.1f} %",
-        )
+    times = (
+        f"`{row['method']}` {row['seconds_200_rounds']:.1f} s ({row['median_round']:.3f} s a round)"
         for row in _read(folder / "paper.json")
-    ]
-    return f"\n{table(('method', 'a round', '200 rounds', 'useful samples'), lines)}\n\n"
+    )
+    return f"\n200 rounds: {', '.join(times)}.\n\n"
 
 
 def several(folder: Path) -> str:
     """Return how long rounds take with several runs at a time, from ``benchmarks/paper_run.py --processes --json``."""
-    lines = [
-        (
-            f"{row['processes']}{', multi-process service' if row['service'] else ''}",
-            f"{row['median_round']:.3f} s",
-            f"{1000 * row['median_round'] / row['processes']:.0f} ms",
-        )
-        for row in _read(folder / "several.json")
-    ]
-    return f"\n{table(('processes', 'a round, in each', 'divided by the processes'), lines)}\n\n"
+    times: dict[bool, list[str]] = {False: [], True: []}
+    for row in _read(folder / "several.json"):
+        times[row["service"]].append(f"{row['processes']}: {1000 * row['median_round'] / row['processes']:.0f} ms")
+    return (
+        "\nTime between two finished rounds of Fed-BAC on an H200, by runs at a time: without the service "
+        f"{', '.join(times[False])}; with it {', '.join(times[True])}.\n\n"
+    )
 
 
 def kernels(folder: Path) -> list[list[str]]:
@@ -122,22 +101,14 @@ def kernels(folder: Path) -> list[list[str]]:
 
 
 def precision(folder: Path) -> str:
-    """Return accuracy by precision, from the file that ``benchmarks/precision.py`` wrote."""
+    """Return how far accuracy is from float32's, from the file that ``benchmarks/precision.py`` wrote."""
     accuracy: dict[str, dict[int, float]] = {}
     for row in json.loads((folder / "precision.json").read_text(encoding="utf-8"))["runs"]:
         accuracy.setdefault(row["precision"], {})[row["seed"]] = 100 * row["accuracy"]
-    lines = []
-    for name, by_seed in accuracy.items():
-        gaps = [value - accuracy["float32"][seed] for seed, value in by_seed.items()]
-        lines.append(
-            (
-                name,
-                ", ".join(map(str, by_seed)),
-                f"{sum(by_seed.values()) / len(by_seed):.2f}",
-                NONE if name == "float32" else ", ".join(f"{gap:+.3f}" for gap in gaps),
-            )
-        )
-    return f"\n{table(('precision', 'seeds', 'accuracy %', 'points from float32, by seed'), lines)}\n\n"
+    exact = accuracy.pop("float32")
+    most = {name: max(abs(value - exact[seed]) for seed, value in found.items()) for name, found in accuracy.items()}
+    told = " and ".join(f"{gap:.2f} points in {name}" for name, gap in most.items())
+    return f"\nOn {len(exact)} seeds, accuracy differed from float32's by at most {told}, in this short test:\n\n"
 
 
 def scaling(folder: Path) -> str:
@@ -189,7 +160,7 @@ def _scalings(rows: Sequence[Row]) -> str:
 
 
 def _scaled(row: Row) -> tuple[str, ...]:
-    shares = (f"{100 * sum(row['share'].get(name, 0) for name in names):.1f}" for names in PARTS.values())
+    shares = (f"{100 * row['share'][part]:.0f}" for part in PARTS)
     seconds, each = _number(row["seconds_per_round"]), _number(row["us_per_sample_step"])
     return f"{row['clients']:,}", f"{row['edges']:,}", seconds, each, *shares, f"{row['peak_memory_mib']:,.0f}"
 
