@@ -409,7 +409,6 @@ def texts() -> dict[Path, str]:
         DOCS / "plus.md": block(
             DOCS / "plus.md",
             confirmed.table(ROOT / confirmed.KEPT),
-            rivals.headline(shown),
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),
         DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),

@@ -33,8 +33,7 @@ RATIOS = """Ratios are geometric means over seeds, ×/÷ their geometric standar
 counts with its whole length, so the ratio is a bound: “>” if HierFAVG misses it in some seed, “<” if the method does,
 “~” if both do; “–” or an empty cell if nobody reaches it."""
 OPEN = "Settings that the paper leaves open, the same for all methods"
-AGAIN = """`fedbac reproduce NAME --results results --pages docs/reproduce` runs what is missing of an artefact and
-writes its page from `results/NAME.json` (`--seeds` for more than three, `--render-only` for the page alone), with two
+AGAIN = """`fedbac reproduce NAME` runs what is missing and writes the page ([running the study](../study.md)), with two
 files beside it: all numbers, with spreads and seeds, and the evidence for each part of its claims."""
 
 
@@ -189,7 +188,7 @@ def _place(artefact: Artefact, results: Results) -> str:
 
 
 def _origin(artefact: Artefact, results: Results) -> str:
-    """Return what was run where, and with which settings."""
+    """Return what was run on which machines, and with which settings."""
     if not results.findings:
         return "No run is finished yet."
     numbers = sorted({found.seed for found in results.findings})
@@ -198,13 +197,12 @@ def _origin(artefact: Artefact, results: Results) -> str:
         if len(numbers) < 4 or numbers[-1] - numbers[0] >= len(numbers)
         else f"{numbers[0]} to {numbers[-1]}"
     )
-    machines = Counter(f"{literal(found.machine)} (trainer {code(found.trainer)})" for found in results.findings)
-    hours = sum(found.seconds for found in results.findings) / 3600
+    machines = Counter(literal(found.machine) for found in results.findings)
     each_count = len(machines) > 1
     on = ", ".join(
         f"{machine}{f': {runs_in_words(count)}' * each_count}" for machine, count in sorted(machines.items())
     )
-    told = [f"{progress(results)}, seeds {seeds}, {hours:.1f} hours, on {on}."]
+    told = [f"{progress(results)}, seeds {seeds}, on {on}."]
     usual = {cell.dataset: CALIBRATED[cell.dataset] for cell in artefact.cells if cell.calibrated}
     chosen = {data: results.settings.get(data, ()) for data in usual}
     told += [f"{OPEN}: {_chosen(chosen)}."] if results.settings and chosen != usual else []

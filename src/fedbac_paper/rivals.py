@@ -6,16 +6,8 @@ from typing import Any
 
 from fedbac.presets.methods import METHODS
 from fedbac_paper.confirmed import CONTROLS, OURS, SETTINGS, read
-from fedbac_paper.tables import table
 
-LABELS = dict(zip(SETTINGS, (
-    "CIFAR-10, α = 0.5", "0.1", "SVHN, 0.5", "0.1", "Fashion-MNIST, 0.5", "0.1", "0.5, per class", "planted", "noisy",
-), strict=True))  # fmt: skip
-"""The settings in the head of a wide table."""
-HEADER = ["", *LABELS.values()]
 NOT_RUN = "–"
-SMALL_LEAD, LEVEL = 0.005, 0.0005
-"""A lead that means little on one seed, and a difference that no table shows."""
 YARDSTICK = "hierfavg"
 """The method whose total bytes others are compared with."""
 
@@ -43,48 +35,17 @@ def best_runs(file: Path, again: Path, seed: int = 0) -> Runs:
     return found
 
 
-def headline(found: Runs) -> str:
-    """Return where ours leads the rivals that were run, who was not run, and where a control is level."""
-    own, methods = f"`{OURS}`", {method for method, _ in found}
-    rivals = sorted(methods - {own, *CONTROLS.values()})
-    ours = {setting: found[own, setting]["accuracy"] for setting in LABELS if (own, setting) in found}
-    best = {
-        setting: max((found[rival, setting]["accuracy"], rival) for rival in rivals if (rival, setting) in found)
-        for setting in ours
-    }
-    above = {
-        setting: f"{rival} in {SETTINGS[setting]}" for setting, (rate, rival) in best.items() if rate >= ours[setting]
-    }
-    missing = {rival: sum((rival, setting) not in found for setting in ours) for rival in rivals}
-    absent = ", ".join(f"{rival} in {count}" for rival, count in missing.items() if count)
-    small = sum(0 < ours[setting] - rate < SMALL_LEAD for setting, (rate, _) in best.items())
-    level = [
-        SETTINGS[setting]
-        for (method, setting), row in found.items()
-        if method in CONTROLS.values() and setting in ours and row["accuracy"] >= ours[setting] - LEVEL
-    ]
-    told = [
-        f"**On seed 0 {own} has a higher mean accuracy than every rival{' that was run' if absent else ''} in "
-        f"{len(ours) - len(above)} of {len(ours)} settings.**",
-        f"Not ahead of: {', '.join(above.values())}." if above else "",
-        f"Not run: {absent} of them." if absent else "",
-        f"The lead over the best of them is less than {100 * SMALL_LEAD:g} points in {small}.",
-        f"A control is level within {100 * LEVEL:g} points: {'; '.join(level)}." if level else "",
-    ]
-    return "\n" + "\n".join(filter(None, told)) + "\n\n"
-
-
 def best_points(found: Runs) -> list[list[str]]:
     """Return all methods and controls, a row each: mean over edges / worst edge, in percent."""
     methods = sorted({method for method, _ in found}, key=lambda method: (-_mean(found, method), method))
     rows = [
-        [method.replace("`", ""), *(_cell(found.get((method, setting))) for setting in LABELS)] for method in methods
+        [method.replace("`", ""), *(_cell(found.get((method, setting))) for setting in SETTINGS)] for method in methods
     ]
-    return [["", *(SETTINGS[setting] for setting in LABELS)], *rows]
+    return [["", *SETTINGS.values()], *rows]
 
 
 def cost(*files: Path, seed: int = 0) -> str:
-    """Return a table of the bytes that ours moves in a run, as a multiple of what the yardstick moves in that setting.
+    """Return how many times the yardstick's bytes ours moves in a run: the least and the most over the settings.
 
     A run that a later file has again counts as that file has it: the first runs did not keep their bytes.
     """
@@ -96,11 +57,13 @@ def cost(*files: Path, seed: int = 0) -> str:
     }
     times = {
         setting: moved[OURS, setting] / moved[YARDSTICK, setting]
-        for setting in LABELS
-        if (OURS, setting) in moved and (YARDSTICK, setting) in moved
+        for setting in SETTINGS
+        if {(OURS, setting), (YARDSTICK, setting)} <= moved.keys()
     }
-    cells = [f"{times[setting]:.1f}×" if setting in times else NOT_RUN for setting in LABELS]
-    return f"\n{table(HEADER, [[f'`{OURS}`', *cells]])}\n\n"
+    return (
+        f"\n`{OURS}` sends {min(times.values()):.1f} to {max(times.values()):.1f} times as many bytes in total as "
+        f"`{YARDSTICK}`: two networks double those for training, the rest measures, before mergers and blends.\n\n"
+    )
 
 
 def _mean(found: Runs, method: str) -> float:

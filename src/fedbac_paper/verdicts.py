@@ -20,17 +20,17 @@ Bound = Literal["", ">", "<", "~"]
 _PERCENT = f"{100 * LEVEL:.0f} %"
 RULES = "\n".join(
     [
-        "- **Comparisons** are seed by seed, on the same data except between values of α or N. One **holds** if the "
-        f"mean difference has the claimed sign and a two-sided t test at {_PERCENT} tells it from zero, **does not "
-        "hold** if it has the opposite sign by that test, and is otherwise **not clear**, as even large differences "
-        "over three seeds may be.",
-        "- **Claims of several parts** hold if each part holds; “4/6” counts those that do. They do not hold if a "
-        "part fails after Holm's correction for the judged parts. A part not run leaves a claim not clear.",
-        f"- **Seeds**: fewer than {FEWEST_SEEDS} give no verdict.",
-        f"- **A printed number** holds if our mean is within {100 * TOLERANCE:.0f} % of it (a ratio: within a factor "
-        f"{1 + TOLERANCE:g}) and the standard error is no larger. **A range** holds if our mean is in it or as near "
-        "to it, with a standard error of at most half the width of both. Outside, it does not hold where a two-sided "
-        f"t test at {_PERCENT} tells the two apart. A number may fail because ours is better.",
+        "- **A comparison** is made seed by seed, on the same data (except between values of α or N), by a two-sided t "
+        f"test at {_PERCENT}. It **holds** if the mean difference has the claimed sign and is significant, **does not "
+        "hold** if the opposite is significant, and is otherwise **not clear**. With three seeds even a large "
+        "difference may not be clear.",
+        "- **A claim of several parts** holds if every part holds; “4/6” counts those that do. It does not hold if a "
+        "part fails after Holm's correction for the judged parts. A part that was not run leaves it not clear.",
+        f"- **Fewer than {FEWEST_SEEDS} seeds** give no verdict.",
+        f"- **A number or range of the paper** is widened by {100 * TOLERANCE:.0f} % to each side (a ratio by a factor "
+        f"of {1 + TOLERANCE:g}). It holds if our mean is inside and its standard error is at most half the width. "
+        f"Outside, it does not hold if a two-sided t test at {_PERCENT} tells our mean from the paper's; ours may be "
+        "the better one.",
         "- **Ratios** are averaged and tested as logarithms. A bound decides only what lies beyond it.",
         "- **A yes or no of every seed** holds if always yes, and does not hold if always no. A target that only the "
         "paper's method reaches does not hold.",

@@ -37,23 +37,6 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
     assert [row[-1] for row in told] == ["75.0 / 50.0", "–", "–", "62.5 / 37.5"]
 
 
-def test_the_headline_claims_nothing_of_rivals_that_were_not_run(tmp_path: Path) -> None:
-    def told(*rows: str) -> str:
-        (tmp_path / "tuning.jsonl").write_text("\n".join(rows), encoding="utf-8")
-        return rivals.headline(rivals.best_runs(tmp_path / "tuning.jsonl", tmp_path / "again.jsonl"))
-
-    ours = [line("fedbac-plus-2", "svhn", 0.8), line("fedbac-plus-2", "noisy", 0.7)]
-    some = [*ours, line("local", "svhn", 0.797), line("local", "noisy", 0.6), line("apfl-edges", "noisy", 0.5)]
-    partly = told(*some, line("fedavg-ft-wide", "svhn", 0.8))
-    assert "every rival that was run in 2 of 2 settings.**\nNot run: `apfl-edges` in 1 of them." in partly
-    assert "less than 0.5 points in 1." in partly
-    assert "A control is level within 0.05 points: SVHN, 0.5." in partly
-    whole = told(*some, line("apfl-edges", "svhn", 0.9))
-    assert "than every rival in 1 of 2 settings.**\nNot ahead of: `apfl-edges` in SVHN, 0.5." in whole
-    assert "Not run" not in whole
-    assert "control" not in whole
-
-
 def moved(method: str, setting: str, bytes_total: int | None, seed: int = 0, point: tuple[str, ...] = ()) -> str:
     row = json.loads(line(method, setting, 0.5, seed, point))
     return json.dumps(row if bytes_total is None else row | {"bytes_total": bytes_total})
@@ -70,5 +53,4 @@ def test_the_cost_is_a_multiple_of_the_yardstick_s_bytes_with_the_defaults_on_on
     ]
     first.write_text("\n".join(rows), encoding="utf-8")
     again.write_text(moved("hierfavg", "cifar10", 200), encoding="utf-8")
-    cells = rivals.cost(first, again).strip().splitlines()[-1].strip("| ").split(" | ")
-    assert cells == ["`fedbac-plus-2`", "2.5×", *["–"] * 8]
+    assert "2.5 to 2.5 times as many bytes" in rivals.cost(first, again)
