@@ -425,7 +425,8 @@ def texts() -> dict[Path, str]:
             DOCS / "secret-sums.md", secret_sums.refused(), secret_sums.costs(RESULTS / "secret")
         ),
         DOCS / "leaderboard.md": block(DOCS / "leaderboard.md", leaderboard.table(RESULTS / "benchmark")),
-        DOCS / "natural.md": block(DOCS / "natural.md", leaderboard.cards(RESULTS / "benchmark")),
+        DOCS / "leaderboard.csv": comma_separated(leaderboard.numbers(RESULTS / "benchmark")),
+        DOCS / "natural.md": block(DOCS / "natural.md", leaderboard.cards()),
         DOCS / "deploy-operations.md": deployed.filled(DOCS / "deploy-operations.md", RESULTS / "deploy"),
         **{DOCS / f"{name}.md": text for name, (text, _) in books().items()},
         DOCS / "commands.md": commands(),

@@ -23,7 +23,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(folder: Path) -> str:
-    """Return the tables of all parts: accuracy and worst edge of every method and task, then bytes and agreement."""
+    """Return the tables of all parts: accuracy and worst edge of every method and task."""
     rows, parts = read(folder), []
     for name, tasks in benchmark.protocol().parts.items():
         there = [row for row in rows if not set(tasks).isdisjoint(row["tasks"])]
@@ -37,20 +37,24 @@ def table(folder: Path) -> str:
             for row in there
         ]
         parts += [f"\n### Part {name}\n\n{tables.table(head, lines)}\n", _harm(there, shown)]
-        more = [
-            [f"`{row['method']}`", *(_second(row, task) for task in shown)]
-            for row in there
-        ]  # fmt: skip
-        parts += [
-            f"\nMegabytes to the target accuracy, and agreement of clusters with known groups (adjusted Rand index)"
-            f":\n\n{tables.table(['', *(f'{task}: {100 * tasks[task].target:g} %' for task in shown)], more)}\n"
-        ]
     return "".join(parts) + "\n"
 
 
-def cards(folder: Path) -> str:
-    """Return the sizes of the protocol's natural tasks, and what the simple answers and the best row reach."""
-    rows = {row["method"]: row for row in read(folder)}
+def numbers(folder: Path) -> list[list[str]]:
+    """Return bytes to the target accuracy, and how well clusters agree with known groups, as a file."""
+    lines = [["method", "task", "target (%)", "MB to the target", "adjusted Rand index"]]
+    for row in read(folder):
+        for task, judged in benchmark.protocol().tasks.items():
+            reached, agreed = _of(row, task, "bytes_to_target"), _of(row, task, "rand_index")
+            if reached:
+                megabytes = NONE if None in reached else f"{float(np.mean(reached)) / 1e6:.0f}"
+                index = NONE if None in agreed else f"{float(np.mean(agreed)):.2f}"
+                lines.append([row["method"], task, f"{100 * judged.target:g}", megabytes, index])
+    return lines
+
+
+def cards() -> str:
+    """Return the sizes of the protocol's natural tasks."""
     lines = []
     for name in benchmark.protocol().tasks:
         task = TASKS[name]
@@ -58,16 +62,12 @@ def cards(folder: Path) -> str:
             continue
         dataset = load(task.dataset)
         guess = np.bincount(dataset.y_test, minlength=dataset.num_classes).max() / len(dataset.y_test)
-        scores = {method: _cell(row, name, bold=False) for method, row in rows.items() if name in row["tasks"]}
-        mean = {method: np.mean(_of(rows[method], name, "accuracy")) for method in scores}
-        best = max(mean, key=mean.__getitem__) if mean else None
         lines.append([
             f"`{name}`", str(task.num_edges), str(sum(task.clients())), f"{len(dataset.y_train):,}",
             f"{len(dataset.y_test):,}", str(dataset.num_classes), f"{100 * guess:.1f}",
-            *(scores.get(method, NONE) for method in SIMPLE), f"{scores[best]} (`{best}`)" if best else NONE,
         ])  # fmt: skip
     head = ["task", "edges", "clients", "training", "test", "classes", "most frequent class, %"]
-    return f"\n{tables.table([*head, *(f'`{method}`' for method in SIMPLE), 'best row'], lines)}\n\n"
+    return f"\n{tables.table(head, lines)}\n\n"
 
 
 def _effort(row: dict[str, Any]) -> str:
@@ -112,11 +112,3 @@ def _cell(row: dict[str, Any], task: str, bold: bool) -> str:
         f" ({len(accuracy)} seed{'s' * (len(accuracy) > 1)})" if len(accuracy) < len(benchmark.protocol().seeds) else ""
     )
     return f"**{text}**{few}" if bold else text + few
-
-
-def _second(row: dict[str, Any], task: str) -> str:
-    reached, agreed = _of(row, task, "bytes_to_target"), _of(row, task, "rand_index")
-    if not reached:
-        return NONE
-    megabytes = NONE if None in reached else f"{float(np.mean(reached)) / 1e6:,.0f}"
-    return megabytes if None in agreed else f"{megabytes} / {float(np.mean(agreed)):.2f}"

@@ -16,25 +16,25 @@ ATTACKS = {
     "none": "nobody lies",
     **{name: f"`{name}`" for name in ("label_flip", "sign_flip", "gaussian", "alie", "min_max")},
 }
+SHOWN = ("mean", "nnm+trimmed", "one-voice+median")
+"""The rules in the table; the file has all."""
 NUMBERS = "liars.csv"
 Found = Mapping[tuple[str, str, str], Mapping[str, Any]]
 
 
 def tables(folder: Path) -> str:
     """Return by setting and rule the accuracies on seed 0, and the largest loss to a lie; "–" was not run."""
-    found, texts = _found(folder), []
+    found, rows = _found(folder), []
     for setting, title in SETTINGS.items():
-        honest, rows = found[setting, "mean", "none"]["accuracy"], []
-        for rule in dict.fromkeys(rule for there, rule, _ in found if there == setting):
+        honest = found[setting, "mean", "none"]["accuracy"]
+        for rule in (rule for rule in SHOWN if (setting, rule, "none") in found):
             reached = [
                 found[setting, rule, lie]["accuracy"] if (setting, rule, lie) in found else None for lie in ATTACKS
             ]
             lost = max(honest - one for one in reached if one is not None)
-            rows.append(
-                [rule, *(NONE if one is None else fixed(100 * one, 1) for one in reached), fixed(100 * lost, 1)]
-            )
-        texts.append(table([title, *ATTACKS.values(), "largest loss"], rows))
-    return "\n" + "\n\n".join(texts) + "\n\n"
+            told = [NONE if one is None else fixed(100 * one, 1) for one in reached]
+            rows.append([f"{title}: {rule}", *told, fixed(100 * lost, 1)])
+    return f"\n{table(['', *ATTACKS.values(), 'largest loss'], rows)}\n\n"
 
 
 def numbers(folder: Path) -> list[list[str]]:
