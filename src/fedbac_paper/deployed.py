@@ -38,31 +38,26 @@ def soak(results: Path) -> str:
     kills = sum(sum(phase["kills"].values()) for phase in phases.values())
     rows: list[tuple[str, Callable[[Phase], str]]] = [
         ("killed: cloud, edge, client", lambda phase: _counts(phase["kills"])),
-        ("frozen for some seconds: cloud, edge, client", lambda phase: _counts(phase["freezes"])),
         ("runs, and rounds in all", lambda phase: f"{phase['runs']}, {phase['rounds']:,}"),
         ("rounds repeated", lambda phase: str(phase["again"])),
-        *(
-            (
-                f"seconds until {article} {role} took part again",
-                lambda phase, role=role: _spread(phase["returns"].get(role)),
-            )
-            for article, role in zip(("a", "an", "a"), ROLES, strict=True)
+        (
+            "seconds until a cloud, an edge, a client took part again",
+            lambda phase: ", ".join(_spread(phase["returns"].get(role)) for role in ROLES),
         ),
         ("whole rounds missed once there was a link", lambda phase: _most(phase["rounds_missed"])),
-        ("peak MiB: cloud, edge, client", lambda phase: _memory(phase["memory"])),
     ]
     return "\n".join(
         [
             "",
-            f"Sites were killed {kills} times; every run finished, and no completed round was lost. `python "
-            "benchmarks/soak.py --only federation` sent `kill -9` at random moments to 2 edges and 4 clients, on "
-            f"{found['machine']}. In the first column only cloud and edges were killed, rounds needed everybody, and "
-            "all numbers equalled the simulator's. In the second, any site was killed, and one client was enough.",
+            f"Sites were killed {kills} times at random moments; every run finished, and no completed round was lost: "
+            f"2 edges and 4 clients on {found['machine']} (`python benchmarks/soak.py --only federation`). In the "
+            "first column only cloud and edges were killed, rounds needed everybody, and all numbers equalled the "
+            "simulator's. In the second, any site was killed, and one client was enough.",
             "",
             table(["", *phases], [[title, *(cell(phase) for phase in phases.values())] for title, cell in rows]),
             "",
-            "Seconds: median (maximum) from the restart to the end of the first round with the site. Only clients had "
-            "a training process to start.",
+            "Seconds: median (maximum) from the restart to the end of the first round with the site. Clients took "
+            "longer because they start a training process.",
             "",
         ]
     )
@@ -81,18 +76,14 @@ def _most(missed: Mapping[str, Sequence[int]]) -> str:
     return f"at most {max(every)}" if every else "–"
 
 
-def _memory(found: Mapping[str, float]) -> str:
-    return ", ".join(f"{found[role]:.0f}" if role in found else "–" for role in ROLES)
-
-
 def bench(results: Path) -> str:
     """Return what a federation of processes costs."""
     found = json.loads((results / "bench.json").read_text(encoding="utf-8"))
-    memory = [
-        [f"{role} {when}", f"{mib['rss']:.0f}", f"{mib['pss']:.0f}"]
+    memory = ", ".join(
+        f"{role} {when} {mib['rss']:.0f}"
         for when, roles in found["memory"].items()
         for role, mib in sorted(roles.items(), key=lambda item: ROLES.index(item[0]))
-    ]
+    )
     excess = 100 * (max(row["ratio"] for row in found["bytes"]) - 1)
     return "\n".join(
         [
@@ -100,9 +91,7 @@ def bench(results: Path) -> str:
             f"`benchmarks/deploy.py`: `{found['method']}` with {found['edges']} edges of {found['clients']} clients on "
             f"{found['machine']}. Round 1 ended after {found['cold_start']:.0f} s; the median round then took "
             f"{found['median_round']:.2f} s. For training, links carried at most {excess:.1f} % more than the ledger "
-            "counts (`bytes` in the record). MiB of the largest site of each kind, at work with the training process:",
-            "",
-            table(["", "RSS", "PSS"], memory),
+            f"counts (`bytes` in the record). Memory of the largest site of each kind (RSS, in MiB): {memory}.",
             "",
         ]
     )
