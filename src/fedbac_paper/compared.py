@@ -69,18 +69,15 @@ def section(results: Path) -> str:
         [
             "## All of them on one task",
             "",
-            f"[One seed of every method on a small task](methods/{NUMBERS}) shows that each runs, learns and is "
-            f"charged; it is no ranking. `{TASK}` has {task.num_edges} edges of {task.clients_per_edge} clients on the "
-            f"embedded data, uneven classes (α = {task.partition.dirichlet_server:g}), devices of different speeds, "
+            f"[One seed of every method on a small task](methods/{NUMBERS}) (`fedbac compare --all`) shows that each "
+            f"runs, learns and is charged; it is no ranking. `{TASK}` has {task.num_edges} edges of "
+            f"{task.clients_per_edge} clients on the embedded data, uneven classes (α = "
+            f"{task.partition.dirichlet_server:g}), devices of different speeds, "
             f"{task.rounds} rounds. {own} of {len(found['methods'])} methods use our own kernels. The "
             "last columns are times of a round relative to HierFAVG's on the same machine (`benchmarks/methods.py`, "
             f"{_tasks(speed)}). Over {MUCH} times as long:",
             "",
             *(f"- {reason}" for reason in reasons(speed)),
-            "",
-            "```",
-            COMMANDS,
-            "```",
         ]
     )
 

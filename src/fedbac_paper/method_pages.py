@@ -47,14 +47,19 @@ def methods(results: Path) -> str:
     """Return the page of all methods: Table I from the rows of choices, and where it differs from the paper's."""
     task = tasks.task(DEFAULT_TASK)
     header = ["method", "architecture", "clustering", "selection", "adaptive", "knowledge sharing", "personalization"]
-    rows = [_table_row(name, task) for name in METHODS if name.removesuffix("-edges") not in METHODS.keys() - {name}]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in METHODS:
+        if name.removesuffix("-edges") not in METHODS.keys() - {name}:
+            links, columns = _table_row(name, task)
+            alike.setdefault(columns, []).append(links)
+    rows = [[", ".join(links), *columns] for columns, links in alike.items()]
     differences = "\n".join(f"- {line}" for line in DEVIATIONS.values())
     return f"""# Methods
 
-The paper's Table I with more rows; “/” precedes what `-edges` does otherwise. Names lead to what a method does, its
-source, its [choices](#the-pages-of-methods), and where it differs from the original. `fedbac show NAME` prints every
-setting. [Against fluke](methods/against-fluke.md) compares eight with another package. Written by
-`tools/make_docs.py` from the presets.
+The paper's Table I with more rows, methods that are alike in all columns together; “/” precedes what `-edges` does
+otherwise. Names lead to what a method does, its source, its [choices](#the-pages-of-methods), and where it differs from
+the original. `fedbac show NAME` prints every setting. [Against fluke](methods/against-fluke.md) compares eight with
+another package. Written by `tools/make_docs.py` from the presets.
 
 {table(header, rows)}
 
@@ -72,13 +77,13 @@ setting. [Against fluke](methods/against-fluke.md) compares eight with another p
 """
 
 
-def _table_row(name: str, task: Task) -> list[str]:
-    """Return the row of a method and of its variant on edges, if it has one."""
+def _table_row(name: str, task: Task) -> tuple[str, tuple[str, ...]]:
+    """Return the links to a method and its variant on edges, if it has one, and what both are in each column."""
     links, columns = [f"[`{name}`](methods/{_family(name)}.md#{name})"], _columns(name, task)
     if (edges := f"{name}-edges") in METHODS:
         links.append(f"[`-edges`](methods/{_family(name)}.md#{edges})")
         columns = [a if a == b else f"{a} / {b}" for a, b in zip(columns, _columns(edges, task), strict=True)]
-    return [", ".join(links), *columns]
+    return ", ".join(links), tuple(columns)
 
 
 def _columns(name: str, task: Task) -> list[str]:

@@ -19,7 +19,7 @@ from fedbac_paper.tasks import task_name
 from fedbac_paper.verdicts import Bound, geometric
 
 NONE = "–"
-ACCURACY = "Distributed accuracy in percent, mean over seeds and the last ten rounds."
+ACCURACY = "Distributed accuracy in percent."
 MOST_ROWS = 10
 """Methods in a table of accuracies; more are for a spreadsheet."""
 SPREADS = ["std over seeds", "std over the last ten rounds"]

@@ -37,6 +37,7 @@ RULES = "\n".join(
         f"- **“Not worse”** holds if the {100 - 100 * LEVEL:.0f} % interval of the difference is above "
         f"−{100 * MARGIN:g} point and not wholly below zero; it does not hold if the mean is at most "
         f"−{100 * MARGIN:g} point and the interval wholly below zero.",
+        "- **Accuracies** are means over seeds and the last ten rounds.",
         f"- **±** is half the {100 - 100 * LEVEL:.0f} % interval over seeds (of a ratio: the factor ×/÷).",
     ]
 )
