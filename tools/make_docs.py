@@ -411,6 +411,7 @@ def texts() -> dict[Path, str]:
             confirmed.table(ROOT / confirmed.KEPT),
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),
+        DOCS / "confirmed.csv": comma_separated(confirmed.numbers(ROOT / confirmed.KEPT)),
         DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),
         DOCS / "drift.md": block(DOCS / "drift.md", drift.table(RESULTS / "drift" / "planted.jsonl")),
         DOCS / "clocks.md": block(

@@ -162,16 +162,44 @@ def table(file: Path) -> str:
         "",
     ]
     heads = ["ours, %", *(f"{title}: ours − best rival" for title in MEASURES.values())]
-    heads += [f"ours − {title}" for title in CONTROLS.values()]
     rows = []
     for setting, title in SETTINGS.items():
         both = [found.get((setting, measure)) for measure in MEASURES]
-        cells = [" / ".join(f"{part.ours:.2f}" for part in both if part), *map(_cell, both)]
-        cells += [
-            " / ".join(f"{part.controls[c]:+.2f}" for part in both if part and c in part.controls) for c in CONTROLS
+        rows.append([title, " / ".join(f"{part.ours:.2f}" for part in both if part), *map(_cell, both)])
+    return "\n".join(["", *lines, tables.table(["", *heads], rows), "", *_controls(judged_parts), ""])
+
+
+def _controls(found: Sequence[Part]) -> list[str]:
+    """Return how far ours is above each control in mean accuracy, in a sentence each."""
+    above = {
+        name: [part.controls[name] for part in found if part.measure == "accuracy" and name in part.controls]
+        for name in CONTROLS
+    }
+    return [
+        f"In mean accuracy ours is {min(gaps):+.2f} to {max(gaps):+.2f} points above {CONTROLS[name]}, by setting.\n"
+        for name, gaps in above.items()
+        if gaps
+    ]
+
+
+def numbers(file: Path) -> list[list[str]]:
+    """Return all that the test compared, as a file: a row for each setting and measure."""
+    heads = ["setting", "measure", "seeds", "ours (%)", "best rival", "ours - rival", "half interval", "verdict"]
+    rows = [
+        [
+            SETTINGS[part.setting],
+            MEASURES[part.measure],
+            str(part.seeds),
+            f"{part.ours:.2f}",
+            part.best,
+            f"{part.gap.mean:+.2f}",
+            f"{part.gap.half:.2f}",
+            part.word,
+            *(f"{part.controls[name]:+.2f}" if name in part.controls else tables.NONE for name in CONTROLS),
         ]
-        rows.append([title, *cells])
-    return "\n".join(["", *lines, tables.table(["", *heads], rows), "", ""])
+        for part in parts(read(file))
+    ]
+    return [[*heads, *(f"ours - {title.replace('`', '')}" for title in CONTROLS.values())], *rows]
 
 
 def draw(file: Path, figure: Path) -> None:

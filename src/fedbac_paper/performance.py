@@ -113,7 +113,15 @@ def precision(folder: Path) -> str:
 
 def scaling(folder: Path) -> str:
     """Return how the cost grows with clients and edges, from the file that ``benchmarks/scaling.py --json`` wrote."""
-    return f"\n{_scalings(_read(folder / 'scaling.json'))}\n\n"
+    rows = _read(folder / "scaling.json")
+    least, most = ([end(row[key] for row in rows) for key in ("clients", "us_per_sample_step")] for end in (min, max))
+    last = rows[-1]
+    return (
+        f"\nFrom {least[0]:,} clients to {most[0]:,} a sample-step takes {_number(least[1])} to {_number(most[1])} µs. "
+        f"The largest round, with {last['edges']:,} edges, takes {_number(last['seconds_per_round'])} s, "
+        f"{100 * last['share']['measuring']:.0f} % of it for measuring, and at most "
+        f"{last['peak_memory_mib']:,.0f} MiB.\n\n"
+    )
 
 
 def tiny(folder: Path) -> tuple[str, str]:

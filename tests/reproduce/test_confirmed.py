@@ -120,7 +120,8 @@ def test_the_page_shows_the_verdict_and_the_figure_carries_its_results(tmp_path:
     assert "**The claim is not clear: ahead in 4 of 18 comparisons, not run in 14 (10 seeds each).**" in page
     assert "Without `planted` and `noisy`, which we made, it is level or ahead in 2 of 14." in page
     judged = "+10.00 ± 0.00, ahead (`local`)"
-    assert f"| SVHN, 0.5 | 80.00 / 70.00 | {judged} | {judged} |  |  |" in page
+    assert f"| SVHN, 0.5 | 80.00 / 70.00 | {judged} | {judged} |" in page
+    assert confirmed.numbers(file)[1][:7] == ["SVHN, 0.5", "mean over edges", "10", "80.00", "local", "+10.00", "0.00"]
     confirmed.draw(file, figure)
     assert marks.current(figure, file)
     assert "Fashion" not in figure.read_text(encoding="utf-8")

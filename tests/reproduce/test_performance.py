@@ -21,9 +21,10 @@ def row() -> dict[str, Any]:
 
 
 def test_shares_of_a_round_are_in_percent(tmp_path: Path) -> None:
-    (tmp_path / "scaling.json").write_text(json.dumps([row()]))
+    (tmp_path / "scaling.json").write_text(json.dumps([row() | {"clients": 10}, row()]))
     text = performance.scaling(tmp_path)
-    assert "| 100,000 | 1,000 | 100 | 20 | 40 | 40 | 900 |" in text
+    assert "From 10 clients to 100,000 a sample-step takes 20 to 20 µs." in text
+    assert "with 1,000 edges, takes 100 s, 40 % of it for measuring, and at most 900 MiB." in text
 
 
 def test_of_a_million_machines_share_all_but_the_cloud_s_part(tmp_path: Path) -> None:
