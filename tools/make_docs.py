@@ -190,7 +190,7 @@ def settings(name: str) -> str:
     lines = [
         f"# Settings: {about}",
         "",
-        "[How to read this](../settings.md). Written by `tools/make_docs.py`.",
+        "[How to read this](../settings.md).",
     ]
     told: dict[str, str] = {}
     for path, cls in groups:

@@ -152,14 +152,14 @@ def candidates(folder: Path) -> str:
     accuracy: dict[tuple[str, int | None], dict[int, float]] = {}
     for row in json.loads((folder / "candidates.json").read_text(encoding="utf-8"))["runs"]:
         accuracy.setdefault((row["method"], row["candidates"]), {})[row["seed"]] = 100 * row["accuracy"]
-    lines = []
+    told: dict[str, list[str]] = {}
     for (method, count), by_seed in accuracy.items():
         if count is not None:
             gaps = [value - accuracy[method, None][seed] for seed, value in by_seed.items()]
-            lines.append(
-                (f"`{method}`", str(count), f"{sum(gaps) / len(gaps):+.1f}", f"{min(gaps):+.1f} to {max(gaps):+.1f}")
-            )
-    return f"\n{table(('method', 'C', 'points', 'by seed'), lines)}\n\n"
+            between = f"{sum(gaps) / len(gaps):+.1f} ({min(gaps):+.1f} to {max(gaps):+.1f})"
+            told.setdefault(method, []).append(f"{count}: {between}")
+    lines = "\n".join(f"- `{method}`, {'; '.join(found)}" for method, found in told.items())
+    return f"\n{lines}\n\n"
 
 
 def _scalings(rows: Sequence[Row]) -> str:

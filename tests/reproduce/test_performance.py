@@ -42,7 +42,7 @@ def test_candidates_are_compared_seed_by_seed(tmp_path: Path) -> None:
     accuracies = {(None, 0): 0.5, (None, 1): 0.7, (5, 0): 0.52, (5, 1): 0.69}
     told = [{"method": "m", "candidates": c, "seed": s, "accuracy": a} for (c, s), a in accuracies.items()]
     (tmp_path / "candidates.json").write_text(json.dumps({"runs": told}))
-    assert "| `m` | 5 | +0.5 | -1.0 to +2.0 |" in performance.candidates(tmp_path)
+    assert "- `m`, 5: +0.5 (-1.0 to +2.0)" in performance.candidates(tmp_path)
 
 
 def test_a_ratio_without_times_is_shown_as_such(tmp_path: Path) -> None:

@@ -46,13 +46,12 @@ class MergingState(NamedTuple):
 
 
 class Merging(OneClusterFirst):
-    """Every so often: who fits whom (gaps), did merging help (gains), who merges, who leaves.
+    """The two clusters that should gain most by it merge, every so often; an edge that does not gain leaves.
 
     The gap g of clusters a and b is what a's edges would lose with b's network, and b's with a's, in units of min(L_0 −
-    L, L) for an edge's loss L; a group's gap is the largest of any two in it. The two with the largest expected gain
-    merge, from their mean by data. A gain is how much better the cluster's network later is for an edge than its own
-    before averaging; a ridge regression on x = (1, g) can only lower it below the prior (tolerance − g) / 4. An edge
-    that leaves takes a copy of the network.
+    L, L) for an edge's loss L; a group's gap is the largest of any two in it. A gain is how much better the cluster's
+    network later is for an edge than its own before averaging. It is expected to be (tolerance − g) / 4, or less where
+    a ridge regression on (1, g) has learned so. Who merges starts from the mean by data, who leaves from a copy.
     """
 
     kind: Literal["merging"] = "merging"

@@ -131,8 +131,6 @@ class GaussianRewards(OneClusterFirst):
     exp(−(ℓ_is − μ_s)² / 2σ_s²), and W_ij ← (1 − a) W_ij + a r_i / Σ_l r_l. With W scaled to [0, 1], the affinity of i
     and j is exp(−γ‖W_i − W_j‖²) over all other members. Spectral clustering into 2 to 5 children is judged by the score
     of Davies and Bouldin; children continue from their parent's network.
-
-    Members part by their level of loss; as W is scaled by its own range, small lasting differences suffice.
     """
 
     kind: Literal["gaussian_rewards"] = "gaussian_rewards"

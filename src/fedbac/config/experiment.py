@@ -82,11 +82,11 @@ class Task(Settings):
     partition: Partition = Partition()
     """How the data are spread over edges and clients."""
     noise: Noise | None = None
-    """Wrong labels at some clients; none by default."""
+    """Wrong labels at some clients."""
     augment: Augment | None = None
-    """Random crops and flips; none by default (C.6)."""
+    """Random crops and flips (C.6)."""
     world: World | None = None
-    """Simulated devices; none by default."""
+    """Simulated devices."""
     changes: Annotated[tuple[Change, ...], Field(max_length=100)] = ()
     """Data that move, and clients and edges that come and go, in given rounds."""
     network: NetworkChoice = LeNet5()
@@ -138,7 +138,7 @@ class Measurement(Settings):
     split: Split = "train"
     """The data it is measured on."""
     clients: Literal["trusted", "all", "selected"] = "trusted"
-    """Clients that selection trusts (else all), all of the edge, or those that trained in this round."""
+    """Clients that selection trusts, all of the edge, or those that trained in this round."""
     max_samples_per_client: Examples | None = 256
     """Most examples of a client to measure on, a fixed subset; null: all."""
     average: Literal["mean", "median"] = "mean"
@@ -181,9 +181,9 @@ class Method(Settings, defer_build=True):
     cloud_clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
     """When the cloud ends a round."""
     links: Links = Links()
-    """What links make of what is sent for training; nothing by default."""
+    """What links make of what is sent for training."""
     privacy: Privacy | None = None
-    """Differential privacy for clients or examples; none by default."""
+    """Differential privacy for clients or examples."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
     """Weight of an edge at the cloud, or of a node at the one above: all its examples, those that trained, or 1
     (C.41)."""
@@ -232,8 +232,7 @@ class Evaluation(Settings):
     """How a run is judged (C.13, C.14, C.33, C.37)."""
 
     point: Literal["pre_reassign", "post_reassign", "edge_model"] = "pre_reassign"
-    """Accuracy after the cloud's average with the round's labels or the new ones, or before it, of edges' averages
-    (C.14)."""
+    """Accuracy after the cloud's average with the round's clusters or the new ones, or of edges' averages (C.14)."""
     last_rounds: Rounds = 10
     """The last rounds, whose mean is the final accuracy."""
     target_patience: Rounds = 3

@@ -63,7 +63,7 @@ class World(Settings):
     over_selection: Annotated[float, Field(ge=1, le=1_000_000)] = 1.0
     """Select this many times as many clients, the spare ones at random; the first to finish count."""
     liars: Liars | None = None
-    """Clients or edges that lie on purpose; none by default."""
+    """Clients or edges that lie on purpose."""
 
     def profile(self, seed: int, clients: tuple[int, ...]) -> Profile:
         """Return the devices and links of these clients."""

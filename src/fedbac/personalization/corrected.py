@@ -80,13 +80,12 @@ class GroupCorrections(_Corrected):
     Let g_i be a client's mean gradient in a training, corrections included, g_j its mean over the edge's clients, and g
     the mean over edges of a round's mean g_j. Then after every edge round z_i ← z_i + g_j − g_i, and after every round
     y_j ← y_j + g − g_j and z_i ← 0. With equal numbers of steps these are z_i ← z_i + (x_i − x̄_j)/(Hγ) and y_j ← y_j +
-    (x̄_j − x̄)/(HEγ) of MTGC.
-
-    The cloud has the sum so far of a round's g_j/E, and at the end g; the edge y_j less that sum, so both together are
-    y_j at any time. A client knows g_j by what was added to the sum. One absent from the last edge round has z_i = 0.
+    (x̄_j − x̄)/(HEγ) of MTGC. A client absent from the last edge round has z_i = 0.
     """
 
     kind: Literal["group_corrections"] = "group_corrections"
+    # The cloud has the sum so far of a round's g_j/E, and at the end g; the edge y_j less that sum, so both together
+    # are y_j at any time. A client knows g_j by what was added to the sum.
     parts: ClassVar[Mapping[str, Part]] = {
         "global": Part("cloud", "global"),
         "sum": Part("cloud", ()),
