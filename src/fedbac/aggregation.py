@@ -148,7 +148,7 @@ class Robust(Settings, ABC):
 class Median(Robust):
     """Every weight's median (Yin, Chen, Ramchandran, Bartlett, 2018); of an even number the mean of the middle two.
 
-    It holds while fewer than half lie. Of two children it is their mean.
+    It holds while fewer than half lie.
     """
 
     kind: Literal["median"] = "median"
@@ -159,10 +159,7 @@ class Median(Robust):
 
 
 class TrimmedMean(Robust):
-    """Every weight's mean without the f largest and the f smallest (Yin, Chen, Ramchandran, Bartlett, 2018).
-
-    Of two children it is their mean.
-    """
+    """Every weight's mean without the f largest and the f smallest (Yin, Chen, Ramchandran, Bartlett, 2018)."""
 
     kind: Literal["trimmed_mean"] = "trimmed_mean"
     faulty: Faulty = 0.2
@@ -177,7 +174,7 @@ class Krum(Robust):
     """The child that is nearest to the others (Blanchard, El Mhamdi, Guerraoui, Stainer, 2017).
 
     A child's score is the sum of its squared distances to the n − f − 1 nearest others (the paper: one fewer); the
-    smallest wins. Of two children it is their mean.
+    smallest wins.
     """
 
     kind: Literal["krum"] = "krum"
@@ -221,7 +218,7 @@ class GeometricMedian(Robust):
     """The point with the smallest sum of distances to all children.
 
     Found by the smoothed Weiszfeld algorithm (Pillutla, Kakade, Harchaoui, 2022): z ← Σ_i β_i Δ_i / Σ_i β_i with β_i =
-    1 / max(ν, ‖Δ_i − z‖), from z = 0. It holds while fewer than half lie. Of two children it is a point between them.
+    1 / max(ν, ‖Δ_i − z‖), from z = 0. It holds while fewer than half lie.
     """
 
     kind: Literal["geometric_median"] = "geometric_median"
