@@ -369,9 +369,104 @@ def test_what_comes_late_to_an_edge_counts_in_a_later_round_of_its_region(tiers:
             np.testing.assert_allclose(mine.due_W, theirs.due_W, atol=1e-4)
 
 
+LATE = Buffered(share=0.4)
+SLOW = World(speed_spread=1.5, examples_per_second=10.0, megabits_cloud=1e6)
+"""Links between tiers take no time worth mentioning."""
+
+
+def arrivals(record: Mapping[str, Any], who: str) -> list[int]:
+    return sorted(record[f"{who}_ages"])
+
+
+@pytest.mark.parametrize(
+    ("tiers", "late", "who"),
+    [((1,), "region", "edge"), ((1, 1), "region", "edge"), ((6, 1), "country", "region")],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["hierfavg", "clusters", "moving"])
+def test_a_node_need_not_wait_for_its_slowest_child(name: str, tiers: tuple[int, ...], late: str, who: str) -> None:
+    """Two rounds of the one node are two of a cloud that does not wait."""
+    options: dict[str, Any] = {"training": WHOLE, "world": SLOW}
+    changes = {"clustering": Scripted(num_clusters=2, script=((0, 1, 0, 1, 0, 1),))} if name == "moving" else {}
+    inner: dict[str, Any] = {late: InnerTier(rounds=2, clock=LATE)}
+    tree = play(method(name, **changes, **inner), DATA, SHARDS, tiers=tiers, num_rounds=3, **options)
+    plain = play(method(name, **changes, cloud_clock=LATE), DATA, SHARDS, num_rounds=6, **options)
+    ages = [sorted(one["edge_ages"] + other["edge_ages"]) for one, other in pairwise(plain.records)][::2]
+    assert [arrivals(record, who) for record in tree.records] == ages
+    assert max(map(max, ages)) > 1
+    many = "edges" if who == "edge" else "regions"
+    assert tree.records[-1][f"{many}_under_way"] == plain.records[-1]["edges_under_way"] > 0
+    for t, state in enumerate(tree.states):
+        (mine,) = state.sent[INNER.index(late)]
+        ((theirs,),) = plain.states[2 * t].sent
+        assert distance(state.parts, plain.states[2 * t].parts) < 1e-6
+        assert np.array_equal(mine.child_W, theirs.child_W)
+        np.testing.assert_allclose(mine.due_W, theirs.due_W, atol=1e-4)
+    seconds = [sum(record["simulated_seconds"] for record in played.records) for played in (tree, plain)]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hierfavg", "clusters", "own-parts", "some-clients"])
+def test_a_cloud_above_regions_need_not_wait_either(name: str) -> None:
+    plain, tree = (
+        play(method(name, cloud_clock=LATE), DATA, SHARDS, tiers=own, num_rounds=6, world=SLOW) for own in ((), (6,))
+    )
+    assert distance(plain.end.parts, tree.end.parts) == 0
+    assert any(max(arrivals(record, "region")) > 1 for record in tree.records)
+    for one, other in zip(plain.records, tree.records, strict=True):
+        assert one["edge_ages"] == other["region_ages"]
+        assert one["loss"] == pytest.approx(other["loss"])
+        assert one["accuracy"] == other["accuracy"]
+
+
+@pytest.mark.parametrize("name", ["hierfavg", "clusters", "sharing", "own-parts", "regional", "step"])
+def test_buffers_for_all_give_the_bits_of_rounds_that_wait(name: str) -> None:
+    full: dict[str, Any] = {"clock": Buffered(share=1.0)}
+    some = InnerTier(rounds=2, selection=Random(fraction=0.7))
+    waiting, buffers = (
+        play(method(name, **changes), DATA, SHARDS, tiers=(3, 2), num_rounds=3, world=SLOW)
+        for changes in (
+            {"region": some, "country": InnerTier()},
+            {
+                "region": some.model_copy(update=full),
+                "country": InnerTier(**full),
+                "cloud_clock": full["clock"],
+                "clock": full["clock"],
+            },
+        )
+    )
+    assert distance(waiting.end.parts, buffers.end.parts) == 0
+    for one, other in zip(waiting.records, buffers.records, strict=True):
+        assert other["edges_under_way"] == other["regions_under_way"] == other["countries_under_way"] == 0
+        assert without([one]) == without([{key: value for key, value in other.items() if key in one}])
+
+
+def test_an_average_that_is_late_counts_for_the_cluster_that_its_edge_has_joined() -> None:
+    """One edge trains ten times as long as the other; meanwhile both join the second cluster."""
+    shards = deal(DATA, [[20], [2]], test=[15] * 2)
+    row = method("moving", region=InnerTier(clock=Buffered(share=0.5, exponent=0)))
+    row = row.model_copy(update={"clustering": Scripted(num_clusters=2, script=((0, 0), (1, 1)))})
+    world = World(examples_per_second=1.0, megabits_cloud=1e6, megabits_up=1e6, megabits_down=1e6)
+    played = play(row, DATA, shards, tiers=(1,), num_rounds=12, world=world, training=WHOLE)
+    came = next(t for t, record in enumerate(played.records) if max(record["edge_ages"]) > 0)
+    before, after = played.states[came], played.states[came + 1]
+    sent = before.sent[0][0].of(before.sent[0][0].child_W == 0).rows["cluster"]
+    assert sent.owner_R.tolist() == [0]
+    for name, value in before.parts["cluster"].items():
+        assert torch.equal(after.parts["cluster"][name][0], value[0])
+        torch.testing.assert_close(after.parts["cluster"][name][1], value[1] + sent.change_R[name][0])
+
+
 LATEST = PowerOfChoice(fraction=0.5, variant="last")
 GOING_ON: dict[str, dict[str, Any]] = {
     "hierfavg": {"clock": Buffered(share=0.5), "region": InnerTier(rounds=2, selection=Random(fraction=0.5))},
+    "some-clients": {
+        "clock": LATE,
+        "region": InnerTier(rounds=2, clock=LATE, selection=PowerOfChoice(fraction=0.7, variant="last")),
+        "country": InnerTier(clock=Buffered(share=0.5)),
+        "cloud_clock": Buffered(share=0.5),
+    },
+    "sharing": {"region": InnerTier(clock=LATE, step=Momentum()), "links": Links(region_up=TopK(keep=0.2))},
     "clusters": {
         "region": InnerTier(rounds=2, step=Momentum()),
         "links": Links(region_up=TopK(keep=0.2), country_down=EightBits(), cloud_up=EightBits()),
@@ -391,7 +486,7 @@ GOING_ON: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", GOING_ON)
 def test_a_run_goes_on_from_every_round(name: str) -> None:
     row = method(name, **GOING_ON[name])
-    world = World(speed_spread=1.0) if row.clock.holds else None
+    world = SLOW if row.clock.holds or row.region.clock.holds else None
     whole = play(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4, world=world)
     for after in range(4):
         experiment, federation = prepare(row, DATA, SHARDS, tiers=(3, 2), num_rounds=4, world=world)

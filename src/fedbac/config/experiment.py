@@ -492,8 +492,6 @@ def _not_in_tiers(task: Task, method: Method) -> Iterator[str]:
         return
     if len(method.topology.sites(task.num_edges)) != task.num_edges:
         yield f"task.tiers are above edges, which method.topology {method.topology.kind!r} merges; use hierarchical"
-    if method.cloud_clock.holds:
-        yield f"method.cloud_clock {method.cloud_clock.kind!r} does not go with task.tiers; use synchronous"
     if getattr(method.sharing, "teaches", False):
         yield f"method.sharing {method.sharing.kind!r} sends teachers, which do not pass task.tiers; use another"
     for field, queries in method.needs.items():
@@ -523,14 +521,17 @@ def _not_in_tiers(task: Task, method: Method) -> Iterator[str]:
 
 def _untimely(task: Task, method: Method) -> Iterator[str]:
     """Yield what a clock lacks, and what does not go with updates that come later than asked for."""
-    clocks = {"method.clock": method.clock, "method.cloud_clock": method.cloud_clock}
+    above = {"method.cloud_clock": method.cloud_clock}
+    above |= {f"method.{name}.clock": getattr(method, name).clock for name in INNER}
+    clocks = {"method.clock": method.clock, **above}
     timed = next((f"{field} {clock.kind!r}" for field, clock in clocks.items() if clock.timed), None)
     if timed is not None and task.world is None:
         yield f"{timed} needs to know how long clients take; set task.world, {{}} for its defaults, or use synchronous"
-    if method.cloud_clock.timed and not method.cloud_clock.holds:
-        yield f"method.cloud_clock {method.cloud_clock.kind!r} is for edges; set it as method.clock"
-    if method.cloud_clock.holds and method.unit == "client":
-        yield f"method.cloud_clock {method.cloud_clock.kind!r} does not go with method.unit=client; use edge"
+    for field, own in above.items():
+        if own.timed and not own.holds:
+            yield f"{field} {own.kind!r} is for edges; set it as method.clock"
+        if own.holds and method.unit == "client":
+            yield f"{field} {own.kind!r} does not go with method.unit=client; use edge"
     clock = next((f"{field} {clock.kind!r}" for field, clock in clocks.items() if clock.holds), None)
     if clock is None:
         return

@@ -6,9 +6,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from fedbac.config.columns import AGGREGATION, SELECTION, STEP
+from fedbac.config.columns import AGGREGATION, CLOCK, SELECTION, STEP
 from fedbac.core.links import INNER, Inner
-from fedbac.core.policies import Aggregation, SelectionPolicy, Step
+from fedbac.core.policies import Aggregation, Clock, SelectionPolicy, Step
 from fedbac.core.settings import Edges, Epochs, IntArray, Settings
 
 Sizes = Edges | Annotated[tuple[Edges, ...], Field(min_length=1)]
@@ -27,6 +27,8 @@ class InnerTier(Settings, defer_build=True):
     """How it combines its children."""
     step: Annotated[Step, STEP] = Field(default_factory=STEP.default)
     """What it does with the combination, in each of its rounds."""
+    clock: Annotated[Clock, CLOCK] = Field(default_factory=CLOCK.default)
+    """When it ends a round."""
 
 
 class Height(NamedTuple):

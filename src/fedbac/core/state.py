@@ -2,24 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbac.core import trees
-from fedbac.core.parts import Parts
+from fedbac.core.parts import Params, Parts
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.errors import PolicyError
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Updates on their way, a row each: of clients to their site, or of sites to the cloud."""
+    """Updates of clients on their way to their site, a row each."""
 
     child_W: IntArray
-    """The place of the client at its site, or the site."""
+    """The place of the client at its site."""
     due_W: FloatArray
     """Seconds until it arrives, from the beginning of the round."""
     began_W: IntArray
@@ -53,6 +53,73 @@ class Waiting:
         return Waiting(**columns, change_W=trees.join_parts([self.change_W, other.change_W]))
 
     def later(self, seconds: float) -> "Waiting":
+        """Return them after so many seconds."""
+        return replace(self, due_W=self.due_W - seconds)
+
+
+class SentRows(NamedTuple):
+    """The rows of one part in averages that are on their way."""
+
+    line_R: IntArray
+    """Which of the averages each row belongs to."""
+    owner_R: IntArray
+    weight_R: FloatArray
+    trained_R: FloatArray
+    """Examples behind it: as it counts, and of the clients that trained it."""
+    change_R: Params
+    """What it changes, as it arrives."""
+
+    def of(self, places: IntArray) -> "SentRows":
+        """Return the rows of some of the averages, which are numbered again."""
+        mine = np.flatnonzero(np.isin(self.line_R, places))
+        line_R = np.searchsorted(places, self.line_R[mine])
+        return SentRows(
+            line_R, self.owner_R[mine], self.weight_R[mine], self.trained_R[mine], trees.select(self.change_R, mine)
+        )
+
+    def joined(self, other: "SentRows", count: int) -> "SentRows":
+        """Return these rows, of so many averages, and those of others."""
+        other = other._replace(line_R=other.line_R + count)
+        columns = {n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in self._fields if n != "change_R"}
+        return SentRows(**columns, change_R=trees.join([self.change_R, other.change_R]))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Averages of sites or nodes on their way to what is above them."""
+
+    child_W: IntArray
+    due_W: FloatArray
+    """Seconds until it arrives, from the beginning of the round."""
+    began_W: IntArray
+    """The number of the average from which it started."""
+    loss_W: FloatArray
+    """The mean loss in training."""
+    rows: Mapping[str, SentRows]
+    """By part."""
+
+    @classmethod
+    def nobody(cls, parts: Parts) -> "Sent":
+        """Return that nothing of these parts is on its way."""
+        whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
+        rows = {p: SentRows(whole, whole, real, real, trees.select(own, whole)) for p, own in parts.items()}
+        return cls(whole, real, whole, real, rows)
+
+    def __len__(self) -> int:
+        return self.child_W.size
+
+    def of(self, mask_W: BoolArray) -> "Sent":
+        """Return some of them."""
+        places = np.flatnonzero(mask_W)
+        columns = {name: value[places] for name, value in vars(self).items() if name != "rows"}
+        return Sent(**columns, rows={part: mine.of(places) for part, mine in self.rows.items()})
+
+    def joined(self, other: "Sent") -> "Sent":
+        """Return these and others."""
+        columns = {n: np.concatenate([v, vars(other)[n]]) for n, v in vars(self).items() if n != "rows"}
+        return Sent(**columns, rows={part: v.joined(other.rows[part], len(self)) for part, v in self.rows.items()})
+
+    def later(self, seconds: float) -> "Sent":
         """Return them after so many seconds."""
         return replace(self, due_W=self.due_W - seconds)
 
@@ -93,8 +160,8 @@ class State:
     """Of each site's clients, stacked; it stays with them."""
     waiting_M: tuple[Waiting, ...] = ()
     """Updates on their way to each site, where it does not wait for all."""
-    waiting: Waiting | None = None
-    """Updates of sites on their way to the cloud, where it does not wait for all."""
+    sent: tuple[tuple[Sent, ...], ...] = ()
+    """Averages on their way up, by the tier that they go to, the cloud last, and its node; none of those which wait."""
     links_M: tuple[dict[str, Parts], ...] = ()
     """What the links of each site remember, where they compress."""
     steps: dict[str, Parts] = field(default_factory=dict)

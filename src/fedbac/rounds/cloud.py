@@ -31,15 +31,22 @@ from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
-from fedbac.rounds.edge import NUMBERS_PER_MODEL, NUMBERS_PER_UPDATE, moment_of
+from fedbac.rounds.edge import moment_of
 from fedbac.rounds.late import LateSites
 from fedbac.rounds.measure import answers_from, plan_look
-from fedbac.rounds.messages import Edges, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import (
+    NUMBERS_PER_MODEL,
+    NUMBERS_PER_UPDATE,
+    Edges,
+    Site,
+    TrainOrder,
+    TrainReport,
+)
 from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
 from fedbac.rounds.record import Reported, Scores, beliefs, notes, other_moment, score
-from fedbac.rounds.rows import Members, Memory, Remembered, SiteRows, given_another, rows_of
+from fedbac.rounds.rows import Members, Memory, Remembered, Rows, SiteRows, given_another, rows_of
 from fedbac.rounds.start import BEFORE
-from fedbac.rounds.tiers import Leaves, Rows, Tree, examples, rows_at, stepped
+from fedbac.rounds.tiers import Leaves, Tree, examples, rows_at, stepped
 
 
 def rounds(
@@ -136,12 +143,13 @@ class Round:
         if self.late is None:
             return self.edges.train(ordered.orders)
         free = self.late.free(ordered.orders)
-        return self.late.heard(ordered.orders, self.edges.train(free) if free else [])
+        return self.late.heard(ordered.sent, ordered.orders, self.edges.train(free) if free else [])
 
     def order(self, before: State) -> Ordered:
         """Phases 1 to 4, as orders to the sites: let clusters share, ask the policies, and send networks down."""
-        if before.waiting is not None:
-            self.late = LateSites(self.experiment, self.sites, before.waiting, self.moment.round)
+        if self.method.cloud_clock.holds and not self.experiment.heights:
+            ((waiting,),) = before.sent
+            self.late = LateSites(self.experiment, self.sites, waiting, self.moment.round)
         before, sent, teaching = self._exchange(before if before.round else self._opened(before))
         asked = self._asked(before)
         orders, memories = self._orders(before, sent, teaching, asked)
@@ -167,7 +175,7 @@ class Round:
         if scores is None:  # only now is it known what is judged
             scores = self._score(after if self.judged_after_moves else trained, reports)
         reported, labels, other = Reported.of(reports), trained.label_N, self._other_moment(trained, reports, scores)
-        if after.waiting_M or self.late is not None:
+        if after.waiting_M or any(after.sent):
             after = self._under_way(before, after, reports, reported)
         if self.tree is not None:  # who has had no order is told of its new cluster with the next
             unaware = [n for m, had in enumerate(self.tree.leaves.reports) if not had for n in self.members.at(m)]
@@ -194,6 +202,7 @@ class Round:
             "active_clusters": int(np.unique(labels).size),
             **reported.clients(),
             **({} if self.late is None else {"edge_ages": self.late.ages, "edges_under_way": len(self.late.waiting)}),
+            **({} if self.tree is None else self.tree.late_ones()),
             "simulated_seconds": self._simulated_seconds(reported),
             "bytes": self._bytes(),
             **({} if (promise := self.experiment.promise) is None else {"epsilon": promise.spent(after.round)}),
@@ -255,7 +264,7 @@ class Round:
         for m, held in enumerate(self._site_rows(state.label_N)):
             bank = {part: rows_of(sent, part, own, rows) for part, own in held.items()}
             memory = Remembered(state.links_M[m], held)
-            if self.experiment.heights or (self.late is not None and m in self.late.busy):
+            if self.experiment.heights or (self.late is not None and m in self.late.unaware):
                 had, broadcast = memory.of("cloud_down"), None  # it is not for the cloud to send it anything
             else:
                 bank, had, broadcast = self.link.broadcast(bank, memory.of("cloud_down"), sender=m)
@@ -415,10 +424,14 @@ class Round:
         assert seconds is not None
         waiting_M = tuple(report.waiting.later(seconds) for report in reports if report.waiting is not None)
         if self.late is None:
-            return replace(after, waiting_M=waiting_M)
-        unaware_N = np.isin(np.arange(self.members.count), list(self.late.busy))
-        moved_N = after.moved_N | (before.moved_N & unaware_N)  # whoever is under way is told with its next order
-        return replace(after, waiting_M=waiting_M, waiting=self.late.waiting.later(seconds), moved_N=moved_N)
+            sent = () if self.tree is None else self.tree.sent
+        else:
+            sent = ((self.late.waiting,),)
+            unaware_N = np.isin(np.arange(self.members.count), list(self.late.unaware))
+            # Whoever is under way is told of its move with its next order.
+            after = replace(after, moved_N=after.moved_N | (before.moved_N & unaware_N))
+        sent = tuple(tuple(one.later(seconds) for one in own) for own in sent)
+        return replace(after, waiting_M=waiting_M, sent=sent)
 
     def _simulated_seconds(self, reported: Reported) -> float | None:
         """Return how long the round would have taken, until the cloud has heard of the slowest site."""
@@ -426,9 +439,10 @@ class Round:
         if world is None:
             return None
         num_bytes = self.link.traffic.total if self.method.topology.tiers == 3 else 0
-        children = reported.seconds_M if self.tree is None else self.tree.seconds
-        passing = BITS * num_bytes / len(children) / (MEGA * world.megabits_cloud)
-        return max(children) + passing
+        heights = self.experiment.heights
+        children = heights[-1].num_nodes if heights else len(self.sites)
+        passing = BITS * num_bytes / children / (MEGA * world.megabits_cloud)
+        return (max(reported.seconds_M) if self.tree is None else self.tree.seconds) + passing
 
     def _bytes(self) -> dict[str, dict[str, dict[str, int]]]:
         if self.method.topology.tiers == 3:  # else sites and cloud are one, and nothing passes between them

@@ -28,14 +28,19 @@ from fedbac.rounds.measure import (
     told,
     weighted,
 )
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import (
+    NUMBERS_PER_MODEL,
+    NUMBERS_PER_UPDATE,
+    MeasureOrder,
+    MeasureReport,
+    Order,
+    Report,
+    Site,
+    TrainOrder,
+    TrainReport,
+)
 from fedbac.rounds.privacy import Once, Release, at_once, nobody, silent
 from fedbac.rounds.secret import sums_only
-
-NUMBERS_PER_MODEL = 2
-"""Whoever measures a model answers with its loss and its accuracy."""
-NUMBERS_PER_UPDATE = 2
-"""A client and an edge send with their update how many examples are behind it, and the loss."""
 
 
 def combined_parts(method: Method) -> frozenset[str]:

@@ -11,15 +11,16 @@ from fedbac.core.aggregation import combine_by_owner
 from fedbac.core.bandits import budget
 from fedbac.core.links import Ledger
 from fedbac.core.parts import Params, Parts
-from fedbac.core.policies import Aggregation
+from fedbac.core.policies import Aggregation, Clock
 from fedbac.core.queries import Moment, Statistic
 from fedbac.core.requests import Averaged, Train
 from fedbac.core.rng import Rng
 from fedbac.core.runtime import one_thread
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.state import Waiting
+from fedbac.core.state import Sent, SentRows, Waiting
 from fedbac.core.world import Participants, World
-from fedbac.rounds.messages import Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import NUMBERS_PER_UPDATE, Site, TrainOrder, TrainReport
+from fedbac.rounds.rows import Rows
 
 NOBODY = np.zeros(0, dtype=np.int64)
 
@@ -123,80 +124,129 @@ class Late:
         }
 
 
-class LateSites:
-    """What is on its way to the cloud when it goes on without the slowest sites."""
+class LateChildren:
+    """What is on its way to a node, or to the cloud, while it makes its averages of one round of the cloud."""
 
-    def __init__(self, experiment: Experiment, sites: Sequence[Site], waiting: Waiting, round_: int) -> None:
-        self.experiment, self.sites, self.waiting, self.round = experiment, sites, waiting, round_
-        self.busy = frozenset(waiting.child_W.tolist())
-        """Sites that still work at an order of an earlier round."""
-        parts = experiment.method.personalization.parts
-        self.shared = [part for part, spec in parts.items() if spec.scope in ("cloud", "cluster")]
+    def __init__(self, clock: Clock, waiting: Sent) -> None:
+        self.clock, self.waiting = clock, waiting
         self.ages: list[int] = []
+        """How many averages each of those that have come was behind."""
+        self.losses: dict[int, float] = {}
+        """Of children whose averages came late."""
 
-    def heard(self, orders: Sequence[TrainOrder], answered: Sequence[TrainReport]) -> list[TrainReport]:
-        """Return what the cloud hears of every site when the round ends, as soon as there are enough for the clock. An
-        update that comes late counts for the cluster in which its edge is then."""
-        clock, fresh = self.experiment.method.cloud_clock, dict(zip(self._free(orders), answered, strict=True))
-        due_M = {m: report.seconds or 0.0 for m, report in fresh.items()}
-        due_M |= dict(zip(self.waiting.child_W.tolist(), self.waiting.due_W.tolist(), strict=True))
-        end = max(0.0, sorted(due_M.values())[clock.enough(len(orders)) - 1])
-        came = self.waiting.of(self.waiting.due_W <= end)
-        self.waiting = self.waiting.of(self.waiting.due_W > end)
-        heard: list[TrainReport] = []
-        for m, order in enumerate(orders):
-            report = fresh.get(m)
-            if report is None:
-                nothing = replace(self._nothing(order), seconds=end, under_way=True)
-                heard.append(self._arrived(nothing, order, came, m) if m in came.child_W else nothing)
-            elif due_M[m] <= end:
-                self.ages.append(0)
-                heard.append(report)
-            else:
-                heard.append(self._put_aside(report, order, end))
-        return heard
+    @property
+    def busy(self) -> frozenset[int]:
+        """Children that still work at what they were sent earlier."""
+        return frozenset(self.waiting.child_W.tolist())
+
+    def back(
+        self,
+        start: Rows,
+        sent: Mapping[int, Parts],
+        heard: Mapping[int, Rows],
+        owner_C: Sequence[Mapping[str, IntArray]],
+        wanted: int,
+        version: int,
+    ) -> tuple[dict[int, Rows], float]:
+        """Return what counts in an average that begins with ``start``, of the children that were sent something and of
+        those under way, and when it is made: as soon as there are enough for the clock. Times are from one moment."""
+        due = sorted([*self.waiting.due_W.tolist(), *(rows.seconds for rows in heard.values())])
+        end = max(start.seconds, due[min(self.clock.enough(wanted), len(due)) - 1]) if due else start.seconds
+        came, self.waiting = self.waiting.of(self.waiting.due_W <= end), self.waiting.of(self.waiting.due_W > end)
+        counting = {c: rows for c, rows in heard.items() if rows.seconds <= end}
+        for c in heard.keys() - counting.keys():
+            self.waiting = self.waiting.joined(self._aside(c, sent[c], heard[c], version))
+        self.ages += [0] * len(counting)
+        for w, c in enumerate(came.child_W.tolist()):
+            age = version - int(came.began_W[w])
+            self.ages.append(age)
+            self.losses[c] = float(came.loss_W[w])
+            counting[c] = self._arrived(start, came, w, owner_C[c], float(self.clock.discount(np.array([age]))[0]))
+        return dict(sorted(counting.items())), end
+
+    def _aside(self, c: int, sent: Parts, rows: Rows, version: int) -> Sent:
+        """Return what a child will have sent."""
+        mine = {
+            part: SentRows(
+                line_R=np.zeros(rows.owner[part].size, dtype=np.int64),
+                owner_R=rows.owner[part],
+                weight_R=rows.weight[part],
+                trained_R=rows.trained[part],
+                change_R=moved(sent[part], rows.bank[part]),
+            )
+            for part in self.waiting.rows
+        }
+        return Sent(np.array([c]), np.array([rows.seconds]), np.array([version]), np.array([rows.loss]), mine)
+
+    def _arrived(self, start: Rows, came: Sent, w: int, held: Mapping[str, IntArray], share: float) -> Rows:
+        """Return start + s Δ. A child with one row of a part may have moved since: it counts for whom it has now. Rows
+        of owners who have left count for nobody."""
+        bank, owner, weight, trained = {}, {}, {}, {}
+        for part, all_rows in came.rows.items():
+            mine = all_rows.of(np.array([w]))
+            if mine.owner_R.size == held[part].size == 1:
+                mine = mine._replace(owner_R=held[part])
+            there = np.flatnonzero(np.isin(mine.owner_R, start.owner[part]))
+            owner[part], weight[part], trained[part] = mine.owner_R[there], mine.weight_R[there], mine.trained_R[there]
+            begun = trees.select(start.bank[part], np.searchsorted(start.owner[part], owner[part]))
+            change_R = trees.select(mine.change_R, there)
+            bank[part] = arrived(begun, change_R, np.full(there.size, share))
+        return Rows(bank, owner, weight, trained, float(came.loss_W[w]), NUMBERS_PER_UPDATE)
+
+
+class LateSites(LateChildren):
+    """What is on its way to a cloud whose children are sites."""
+
+    def __init__(self, experiment: Experiment, sites: Sequence[Site], waiting: Sent, round_: int) -> None:
+        super().__init__(experiment.method.cloud_clock, waiting)
+        self.experiment, self.sites, self.round = experiment, sites, round_
+        self.unaware = self.busy
+        """Sites that had no order in this round."""
+
+    def heard(self, sent: Parts, orders: Sequence[TrainOrder], answered: Sequence[TrainReport]) -> list[TrainReport]:
+        """Return what the cloud hears of every site when the round ends."""
+        fresh = {order.site: report for order, report in zip(self.free(orders), answered, strict=True)}
+        begun = Rows(sent, {part: np.arange(trees.count(sent[part])) for part in self.waiting.rows}, {}, {})
+        rows = {}
+        for m, report in fresh.items():
+            weight = {part: report.weight[part].astype(np.float64) for part in self.waiting.rows}
+            rows[m] = Rows(report.bank, orders[m].owner_R, weight, weight, report.loss, seconds=report.seconds or 0.0)
+        banks, owner_M = {m: orders[m].bank for m in fresh}, [order.owner_R for order in orders]
+        came, end = self.back(begun, banks, rows, owner_M, len(orders), self.round)
+        return [self._known(order, fresh.get(order.site), came.get(order.site), end) for order in orders]
 
     def free(self, orders: Sequence[TrainOrder]) -> list[TrainOrder]:
         """Return the orders of the sites that can begin with them."""
-        return [orders[m] for m in self._free(orders)]
+        return [order for order in orders if order.site not in self.unaware]
 
-    def _free(self, orders: Sequence[TrainOrder]) -> list[int]:
-        return [m for m in range(len(orders)) if m not in self.busy]
-
-    def _nothing(self, order: TrainOrder) -> TrainReport:
+    def _known(self, order: TrainOrder, report: TrainReport | None, came: Rows | None, end: float) -> TrainReport:
+        """Return what the cloud knows of a site: its report, what comes late, or only that it has begun."""
+        if came is not None and report is not None:
+            return report
         epochs = self.experiment.passes(Moment(self.round, self.experiment.task.rounds))
-        return replace(unheard(order, self.sites[order.site], epochs), absent=False)
-
-    def _put_aside(self, report: TrainReport, order: TrainOrder, end: float) -> TrainReport:
-        """Keep what a site will send, and return what the cloud knows of it: only that it has begun."""
-        aside = Waiting(
-            child_W=np.array([order.site]),
-            due_W=np.array([report.seconds or 0.0]),
-            began_W=np.array([self.round]),
-            size_W=np.array([max(int(report.weight[part].max()) for part in self.shared)]),
-            loss_W=np.array([report.loss]),
-            square_W=np.full(1, np.nan),
-            change_W={part: moved(order.bank[part], report.bank[part]) for part in self.shared},
-        )
-        self.waiting = self.waiting.joined(aside)
-        nothing = self._nothing(order)
-        own = {part: stack for part, stack in report.bank.items() if part not in self.shared}
+        nothing = unheard(order, self.sites[order.site], epochs)
+        nothing = replace(nothing, absent=False, seconds=end, under_way=came is None)
+        if came is not None:
+            weight = {part: weight_R.astype(np.int64) for part, weight_R in came.weight.items()}
+            bank = {**nothing.bank, **came.bank}
+            return replace(nothing, bank=bank, weight={**nothing.weight, **weight}, loss=came.loss)
+        if report is None:
+            return nothing
+        own = {part: stack for part, stack in report.bank.items() if part not in self.waiting.rows}
         weight = {**nothing.weight, **{part: report.weight[part] for part in own}}
-        return replace(
-            report, bank={**order.bank, **own}, weight=weight, loss=nothing.loss, statistic_N=nothing.statistic_N,
-            readings=nothing.readings, updates={}, seconds=end, under_way=True,
-        )  # fmt: skip
+        return untold(replace(report, bank={**order.bank, **own}, weight=weight, seconds=end), nothing)
 
-    def _arrived(self, nothing: TrainReport, order: TrainOrder, came: Waiting, m: int) -> TrainReport:
-        """Return the report of a site whose update comes now: start + s Δ, ``start`` being what others began with."""
-        mine = came.of(came.child_W == m)
-        age_W = (self.round - mine.began_W).astype(np.float64)
-        self.ages += age_W.astype(np.int64).tolist()
-        share_W = self.experiment.method.cloud_clock.discount(age_W)
-        late = {part: arrived(order.bank[part], mine.change_W[part], share_W) for part in self.shared}
-        weight = {**nothing.weight, **dict.fromkeys(self.shared, mine.size_W)}
-        bank = {**nothing.bank, **late}
-        return replace(nothing, bank=bank, weight=weight, loss=float(mine.loss_W[0]), under_way=False)
+
+def untold(report: TrainReport, nothing: TrainReport) -> TrainReport:
+    """Return a report without what has not arrived, given one of a site that did nothing."""
+    return replace(
+        report,
+        loss=nothing.loss,
+        statistic_N=nothing.statistic_N,
+        readings=nothing.readings,
+        updates={},
+        under_way=True,
+    )
 
 
 def unheard(order: TrainOrder, site: Site, num_epochs: int) -> TrainReport:

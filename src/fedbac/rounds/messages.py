@@ -19,6 +19,11 @@ from fedbac.core.schema import LARGEST, AnyNumber, Finite, Local, Some, Unchecke
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import Waiting
 
+NUMBERS_PER_MODEL = 2
+"""Whoever measures a model answers with its loss and its accuracy."""
+NUMBERS_PER_UPDATE = 2
+"""A client and an edge send with their update how many examples are behind it, and the loss."""
+
 
 @dataclass(frozen=True)
 class Site:

@@ -26,6 +26,23 @@ class SiteRows(NamedTuple):
     """The row that each client of the site uses."""
 
 
+class Rows(NamedTuple):
+    """What the parent of a site or a node hears: rows of parts, whose they are, and what is behind each."""
+
+    bank: Parts
+    owner: Mapping[str, IntArray]
+    weight: Mapping[str, FloatArray]
+    """What it counts; 0 where no client trained it."""
+    trained: Mapping[str, FloatArray]
+    """Examples of the clients that trained it."""
+    loss: float = np.nan
+    """The mean loss in training; NaN if nobody trained."""
+    numbers: int = 0
+    """How many plain numbers come with them."""
+    seconds: float = 0.0
+    """How long it would have taken."""
+
+
 def site_rows(parts: Mapping[str, Part], site: Site, label_C: IntArray) -> dict[str, SiteRows]:
     """Return what a site holds of each part: a row for all its clients, for each cluster among them, or for each."""
     shared = np.zeros(len(site.clients), dtype=np.int64)

@@ -12,10 +12,10 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_clusters, checked_init, checked_labels, checked_memory, checked_start, consult
 from fedbac.core.links import PASSES, Tier
 from fedbac.core.parts import Parts, Personalization, Scope
-from fedbac.core.policies import ClusterPolicy, SelectionPolicy, Sharing, Step
+from fedbac.core.policies import Clock, ClusterPolicy, SelectionPolicy, Sharing, Step
 from fedbac.core.queries import SINCE_START
 from fedbac.core.rng import stream
-from fedbac.core.state import NodeState, State, Waiting
+from fedbac.core.state import NodeState, Sent, State, Waiting
 from fedbac.errors import ConfigError
 from fedbac.rounds.messages import Site
 from fedbac.rounds.rows import Members, first_memory, num_clients
@@ -69,9 +69,12 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         },
         momentum_M=tuple(momentum(site) for site in sites),
         waiting_M=tuple(Waiting.nobody(parts) for _ in sites) if method.clock.holds else (),
-        waiting=Waiting.nobody({part: stack for part, stack in parts.items() if scopes[part] in ("cloud", "cluster")})
-        if method.cloud_clock.holds
-        else None,
+        sent=tuple(
+            (Sent.nobody({part: stack for part, stack in parts.items() if scopes[part] in PASSES[tier]}),) * count
+            if clock.holds
+            else ()
+            for tier, clock, count in _above(experiment)
+        ),
         links_M=tuple(first(parts, experiment.link_names[:2], len(site.clients)) for site in sites),
         steps=first_steps(method.step, method.personalization, parts, trainable),
         first={part: parts[part] for part, spec in method.personalization.parts.items() if spec.scope == "cluster"}
@@ -99,6 +102,12 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             if spec.scope in ("cloud", "cluster") and (method.cloud_aggregation or method.aggregation).needs == "all"
         },
     )
+
+
+def _above(experiment: Experiment) -> list[tuple[Tier, Clock, int]]:
+    """Return the tiers above edges with their clocks and how many nodes they have."""
+    above: list[tuple[Tier, Clock, int]] = [(h.name, h.does.clock, h.num_nodes) for h in experiment.heights]
+    return [*above, ("cloud", experiment.method.cloud_clock, 1)]
 
 
 def stepped_parts(scheme: Personalization, parts: Parts, trainable: Collection[str], tier: Tier) -> Parts:

@@ -4,10 +4,11 @@
 and send that up. Below the lowest are the edges (``Leaves``), which take orders.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -17,35 +18,18 @@ from fedbac.config.tiers import Height
 from fedbac.core import trees
 from fedbac.core.aggregation import average_by_owner
 from fedbac.core.answers import checked_ask, checked_mask, checked_state, checked_step, consult
-from fedbac.core.links import PASSES, Ledger, Link, Tier
+from fedbac.core.bandits import budget
+from fedbac.core.links import INNER, PASSES, Ledger, Link, Tier
 from fedbac.core.parts import Params, Parts, moving_parts
 from fedbac.core.policies import Step
 from fedbac.core.queries import Evidence, Moment, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.state import NodeState, State
+from fedbac.core.state import NodeState, Sent, State
 from fedbac.core.world import BITS, EQUAL, MEGA
-from fedbac.rounds.edge import NUMBERS_PER_UPDATE
-from fedbac.rounds.late import NOBODY, unheard
-from fedbac.rounds.messages import Edges, Site, TrainOrder, TrainReport
-from fedbac.rounds.rows import Remembered, SiteRows, rows_of
-
-
-class Rows(NamedTuple):
-    """What the parent of a site or a node hears: rows of parts, whose they are, and what is behind each."""
-
-    bank: Parts
-    owner: Mapping[str, IntArray]
-    weight: Mapping[str, FloatArray]
-    """What it counts; 0 where no client trained it."""
-    trained: Mapping[str, FloatArray]
-    """Examples of the clients that trained it."""
-    loss: float = np.nan
-    """The mean loss in training; NaN if nobody trained."""
-    numbers: int = 0
-    """How many plain numbers come with them."""
-    seconds: float = 0.0
-    """How long it would have taken."""
+from fedbac.rounds.late import NOBODY, LateChildren, unheard, untold
+from fedbac.rounds.messages import NUMBERS_PER_UPDATE, Edges, Site, TrainOrder, TrainReport
+from fedbac.rounds.rows import Remembered, Rows, SiteRows, rows_of
 
 
 def rows_at(method: Method, site: Site, held: Mapping[str, SiteRows], report: TrainReport) -> Rows:
@@ -174,11 +158,13 @@ class Leaves:
     def done(self) -> list[TrainReport]:
         """Return what every site has done in the round of the cloud; nothing, if none of its nodes selected it."""
         return [
-            replace(together(reports), waiting=order.waiting)
-            if reports
-            else replace(unheard(order, site, self._passes), absent=False)
-            for order, site, reports in zip(self.orders, self.sites, self.reports, strict=True)
+            replace(together(reports), waiting=order.waiting) if reports else self.unheard(order.site)
+            for order, reports in zip(self.orders, self.reports, strict=True)
         ]
+
+    def unheard(self, m: int) -> TrainReport:
+        """Return what is known of a site that nothing has come from."""
+        return replace(unheard(self.orders[m], self.sites[m], self._passes), absent=False)
 
 
 def together(reports: Sequence[TrainReport]) -> TrainReport:
@@ -218,6 +204,7 @@ class Nodes:
         size_C: IntArray,
         examples_K: Sequence[Mapping[str, FloatArray]],
         state: Sequence[NodeState],
+        waiting: Sequence[Sent],
         parts: Parts,
         names: Mapping[str, Sequence[str]],
         moment: Moment,
@@ -240,6 +227,7 @@ class Nodes:
         held = [{part: SiteRows(owner_R, NOBODY) for part, owner_R in own.items()} for own in self.owner]
         self.memories = [Remembered(mine.links, own) for mine, own in zip(state, held, strict=True)]
         self.steps = [dict(mine.steps) for mine in state]
+        self.late = [LateChildren(self.does.clock, sent) for sent in waiting]
         self.selection = [mine.selection for mine in state]
         specs = self.method.personalization.parts
         self.own = [
@@ -255,6 +243,8 @@ class Nodes:
 
     def train(self, banks: Mapping[int, Parts], number: int, at: Mapping[int, float]) -> dict[int, Rows]:
         """Have nodes make their averages, each as often as it does before its parent hears of it."""
+        for n in banks:
+            self.late[n].waiting = self.late[n].waiting.later(at[n])
         start = {n: self._received(n, bank, number) | self.own[n].bank for n, bank in banks.items()}
         nothing = [{part: np.zeros(owner_R.size) for part, owner_R in own.items()} for own in self.owner]
         rows = {n: Rows(bank, self.owner[n], nothing[n], nothing[n]) for n, bank in start.items()}
@@ -266,11 +256,14 @@ class Nodes:
             heard = self.below.train(sent, place, now) if sent else {}
             passing = self._seconds((self.below.link.traffic.total - before) / max(len(sent), 1))
             for n, mine in rows.items():
-                self._learn(n, {c: heard[c].loss for c in chosen[n]})
-                if chosen[n]:
-                    rows[n] = self._combined(n, mine, {c: heard[c] for c in chosen[n]}, passing)
+                back = {c: heard[c]._replace(seconds=mine.seconds + heard[c].seconds + passing) for c in chosen[n]}
+                came, end = self.late[n].back(mine, sent, back, self.owner_C, self._wanted(n), self._version(place))
+                self._learn(n, {c: one.loss for c, one in came.items()})
+                if came:
+                    rows[n] = self._combined(n, mine, came, end)
         for n, mine in rows.items():
             self._keep(n, mine)
+            self.late[n].waiting = self.late[n].waiting.later(-at[n])
         return {n: self._reported(n, start[n], mine, number) for n, mine in rows.items()}
 
     def _own(self, n: int, parts: Parts, own: Sequence[str]) -> Rows:
@@ -286,17 +279,33 @@ class Nodes:
         )
         self.own[n] = Rows({part: mine.bank[part] for part in own.bank}, own.owner, weight, trained)
 
+    def _wanted(self, n: int) -> int:
+        """Return how many children of a node are under way at a time."""
+        return budget(self.does.selection.fraction, len(self.children[n]))
+
+    def _version(self, place: int) -> int:
+        """Return the number of an average, from the beginning of the run."""
+        heights = self.experiment.heights[INNER.index(self.height.name) :]
+        each = math.prod(height.does.rounds for height in heights)
+        return (self.moment.round - 1) * each + place
+
     def _chosen(self, n: int, place: int) -> list[int]:
-        """Return the children that work in a round of a node."""
+        """Return the children that begin in a round of a node: as many as it selects, less those under way."""
         policy, address = self.does.selection, (self.moment.round, place, n)
-        evidence, name = self._evidence(n), self.height.name
+        evidence, name, busy = self._evidence(n), self.height.name, len(self.late[n].busy)
+        if not evidence.size_N.any():
+            return []
         chance = stream(self.experiment.seed, f"candidates of a {name}", *address)
         ask = consult("selection", self._when(n), policy.ask, self.selection[n], evidence, chance)
         checked_ask("selection", policy, ask, after={"trained"})
         chance = stream(self.experiment.seed, f"selection of a {name}", *address)
         mask_N = consult("selection", self._when(n), policy.act, self.selection[n], evidence, chance)
         mask_N = checked_mask(policy, mask_N, evidence.size_N)
-        return [self.children[n][place] for place in np.flatnonzero(mask_N)]
+        chosen_N = np.flatnonzero(mask_N)
+        if busy:
+            chance = stream(self.experiment.seed, f"beginning at a {name}", *address)
+            chosen_N = np.sort(chance.permutation(chosen_N)[: max(self._wanted(n) - busy, 0)])
+        return [self.children[n][place] for place in chosen_N]
 
     def _learn(self, n: int, losses: Mapping[int, float]) -> None:
         """Let the selection policy of a node learn from the losses of those that it has chosen."""
@@ -309,12 +318,12 @@ class Nodes:
 
     def _evidence(self, n: int) -> Evidence:
         """Return what a selection policy knows of a node's children, whose links and devices are alike."""
-        children = tuple(self.children[n])
+        children, busy = tuple(self.children[n]), self.late[n].busy
         return Evidence(
             round=self.moment.round,
             num_rounds=self.moment.num_rounds,
             num_classes=self.num_classes,
-            size_N=self.size_C[list(children)],
+            size_N=np.array([0 if c in busy else self.size_C[c] for c in children]),
             profile=EQUAL.profile(self.experiment.seed, children),
             expected_N=np.ones(len(children)),
         )
@@ -338,7 +347,7 @@ class Nodes:
             sent[c][part] = bank[part] if whole else rows_of(bank, part, places, known)
         return sent
 
-    def _combined(self, n: int, mine: Rows, heard: Mapping[int, Rows], passing: float) -> Rows:
+    def _combined(self, n: int, mine: Rows, heard: Mapping[int, Rows], seconds: float) -> Rows:
         """Average what children report, and step."""
         rows, bank, weight, trained = heard.values(), dict(mine.bank), {}, {}
         for part, before in mine.bank.items():
@@ -366,7 +375,7 @@ class Nodes:
             trained,
             loss=float(np.average(loss_C[known_C], weights=size_C[known_C])) if known_C.any() else np.nan,
             numbers=NUMBERS_PER_UPDATE + sum(one.numbers for one in rows),
-            seconds=mine.seconds + max(one.seconds for one in rows) + passing,
+            seconds=seconds,
         )
 
     def _stepped(self, n: int, part: str, before: Params, combined: Params, trained_R: FloatArray) -> Params:
@@ -397,6 +406,14 @@ class Nodes:
         return 0.0 if world is None else BITS * num_bytes / (MEGA * world.megabits_cloud)
 
 
+CHILDREN = {"edge": "edges", "region": "regions", "country": "countries"}
+
+
+def nothing_sent(parts: Parts, shared: Sequence[str]) -> Sent:
+    """Return that no average of some parts is on its way."""
+    return Sent.nobody({part: parts[part] for part in shared})
+
+
 class Tree:
     """All tiers between edges and the cloud, in a round of the cloud."""
 
@@ -410,7 +427,9 @@ class Tree:
         owner_C = [{part: own.owner_R for part, own in mine.items()} for mine in held]
         node_M, size_M = np.arange(len(sites)), np.array([site.size for site in sites])
         size_C = size_M
-        for height, above, mine in zip(experiment.heights, experiment.link_names[2:], state.nodes, strict=True):
+        sent: Sequence[Sent]
+        columns = zip(experiment.heights, experiment.link_names[2:], state.nodes, state.sent[:-1], strict=True)
+        for height, above, mine, sent in columns:
             shared = [part for part, spec in scheme.parts.items() if spec.scope in PASSES[height.name]]
             owner_C = [{part: own[part] for part in shared} for own in owner_C]
             node_M = height.parent_C[node_M]
@@ -430,6 +449,7 @@ class Tree:
                 size_C,
                 examples_K,
                 mine,
+                sent or [nothing_sent(state.parts, shared)] * height.num_nodes,
                 state.parts,
                 state.stepped,
                 moment,
@@ -437,8 +457,14 @@ class Tree:
             )
             self.tiers.append(nodes)
             below, owner_C, size_C = nodes, nodes.owner, np.bincount(node_M, size_M).astype(np.int64)
-        self.top = nodes
-        self._rows: list[Rows] = []
+        self.top, self.moment = nodes, moment
+        shared = [part for part in nodes.owner[0] if part not in nodes.own[0].bank]
+        (waiting,) = state.sent[-1] or (nothing_sent(state.parts, shared),)
+        self.late = LateChildren(experiment.method.cloud_clock, waiting)
+        """Of the cloud."""
+        self.rows_heard: list[Rows] = []
+        self.seconds = 0.0
+        """When the cloud has heard of enough nodes."""
 
     def train(self, sent: Parts) -> list[TrainReport]:
         """Have all tiers work with what the cloud sends; return what sites have done."""
@@ -450,20 +476,47 @@ class Tree:
                 if part not in self.top.own[n].bank
             }
             for n, owner in enumerate(self.top.owner)
+            if n not in self.late.busy
         }
-        self._rows = list(self.top.train(banks, 0, dict.fromkeys(banks, 0.0)).values())
-        return self.leaves.done()
+        heard = self.top.train(banks, 0, dict.fromkeys(banks, 0.0)) if banks else {}
+        start = Rows(sent, {part: np.arange(trees.count(sent[part])) for part in self.late.waiting.rows}, {}, {})
+        count = self.top.height.num_nodes
+        came, self.seconds = self.late.back(start, banks, heard, self.top.owner, count, self.moment.round)
+        self.rows_heard = list(came.values())
+        return [self._told(report, site) for report, site in zip(self.leaves.done(), self.leaves.sites, strict=True)]
+
+    def _told(self, report: TrainReport, site: Site) -> TrainReport:
+        """Return a report as the cloud knows it: without what is on its way, and with the losses that came late."""
+        above = [nodes.late[n] for nodes, n in zip(self.tiers, site.above, strict=True)]
+        way = list(zip([*above, self.late], (site.index, *site.above), strict=True))
+        if any(child in late.busy for late, child in way):
+            return untold(report, self.leaves.unheard(site.index))
+        losses = [late.losses[child] for late, child in way if child in late.losses]
+        return replace(report, loss=losses[-1]) if losses and np.isnan(report.loss) else report
 
     @property
-    def seconds(self) -> list[float]:
-        """How long each node below the cloud would have taken."""
-        return [rows.seconds for rows in self._rows]
+    def sent(self) -> tuple[tuple[Sent, ...], ...]:
+        """What is on its way now, to those who do not wait for all."""
+        return tuple(tuple(late.waiting for late in own if late.clock.holds) for own in self._lates)
+
+    @property
+    def _lates(self) -> list[list[LateChildren]]:
+        return [*(nodes.late for nodes in self.tiers), [self.late]]
+
+    def late_ones(self) -> dict[str, Any]:
+        """Return by tier how old the averages are that have come, and how many are on their way."""
+        found: dict[str, Any] = {}
+        for (one, many), own in zip(CHILDREN.items(), self._lates, strict=False):
+            if own[0].clock.holds:
+                found[f"{one}_ages"] = [age for late in own for age in late.ages]
+                found[f"{many}_under_way"] = sum(len(late.waiting) for late in own)
+        return found
 
     def rows(self, part: str) -> Sequence[Rows] | None:
         """Return what there is of a part above the edges: of its owners, or else what arrives at the cloud; None if
         all of it is at edges."""
         owning = [nodes.own for nodes in self.tiers if part in nodes.own[0].bank]
-        return next(iter(owning), self._rows if part in self.top.owner[0] else None)
+        return next(iter(owning), self.rows_heard if part in self.top.owner[0] else None)
 
 
 def _among(
