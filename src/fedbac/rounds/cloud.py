@@ -32,11 +32,12 @@ from fedbac.core.state import State
 from fedbac.core.world import BITS, MEGA
 from fedbac.errors import TooFewSitesError
 from fedbac.rounds.edge import moment_of
-from fedbac.rounds.late import LateSites
+from fedbac.rounds.late import ArrivingSites, LateSites
 from fedbac.rounds.measure import answers_from, plan_look
 from fedbac.rounds.messages import (
     NUMBERS_PER_MODEL,
     NUMBERS_PER_UPDATE,
+    Arriving,
     Edges,
     Site,
     TrainOrder,
@@ -114,7 +115,7 @@ class Round:
         """What passed between clients and their sites."""
         self.opened = False
         """Whether clusters were chosen before this round, which is the first."""
-        self.late: LateSites | None = None
+        self.late: LateSites | ArrivingSites | None = None
         """Which sites are under way, where the cloud does not wait for all."""
         self.bounded: set[str] = set()
         """Whose changes could only be bounded, as a robust rule needs more than two children."""
@@ -142,18 +143,22 @@ class Round:
             return self.tree.train(sent)
         if self.late is None:
             return self.edges.train(ordered.orders)
-        free = self.late.free(ordered.orders)
-        return self.late.heard(ordered.sent, ordered.orders, self.edges.train(free) if free else [])
+        return self.late.reports(ordered.sent, ordered.orders, self.edges)
 
     def order(self, before: State) -> Ordered:
         """Phases 1 to 4, as orders to the sites: let clusters share, ask the policies, and send networks down."""
         if self.method.cloud_clock.holds and not self.experiment.heights:
-            ((waiting,),) = before.sent
-            self.late = LateSites(self.experiment, self.sites, waiting, self.moment.round)
+            self.late = self._late_sites(before)
         before, sent, teaching = self._exchange(before if before.round else self._opened(before))
         asked = self._asked(before)
         orders, memories = self._orders(before, sent, teaching, asked)
         return Ordered(before, sent, asked, orders, memories)
+
+    def _late_sites(self, before: State) -> LateSites | ArrivingSites:
+        if isinstance(self.edges, Arriving):
+            return ArrivingSites(self.experiment, self.sites, self.edges, self.moment.round)
+        ((waiting,),) = before.sent
+        return LateSites(self.experiment, self.sites, waiting, self.moment.round)
 
     def conclude(self, ordered: Ordered, reports: Sequence[TrainReport]) -> tuple[State, Recording]:
         """Phases 5 and 6: average what the sites report, score it, measure, learn from it and reassign."""
@@ -201,12 +206,17 @@ class Round:
             "entered_empty": int(sum(k not in labels for k in after.label_N[moved_N])),
             "active_clusters": int(np.unique(labels).size),
             **reported.clients(),
-            **({} if self.late is None else {"edge_ages": self.late.ages, "edges_under_way": len(self.late.waiting)}),
+            **({} if self.late is None else self._late()),
             **({} if self.tree is None else self.tree.late_ones()),
             "simulated_seconds": self._simulated_seconds(reported),
             "bytes": self._bytes(),
             **({} if (promise := self.experiment.promise) is None else {"epsilon": promise.spent(after.round)}),
         }
+
+    def _late(self) -> dict[str, Any]:
+        """Return which edges have come, how old their averages are, and how many are on their way."""
+        assert self.late is not None
+        return {"edges_back": self.late.came, "edge_ages": self.late.ages, "edges_under_way": self.late.under_way}
 
     def _score(self, shown: State, reports: Sequence[TrainReport], other: bool = False) -> Scores:
         """Have models measured when they are judged, or at the other moment: before or after local training."""
@@ -426,7 +436,7 @@ class Round:
         if self.late is None:
             sent = () if self.tree is None else self.tree.sent
         else:
-            sent = ((self.late.waiting,),)
+            sent = ((self.late.waiting,),) if isinstance(self.late, LateSites) else after.sent
             unaware_N = np.isin(np.arange(self.members.count), list(self.late.unaware))
             # Whoever is under way is told of its move with its next order.
             after = replace(after, moved_N=after.moved_N | (before.moved_N & unaware_N))

@@ -19,7 +19,7 @@ from fedbac.core.runtime import one_thread
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
 from fedbac.core.state import Sent, SentRows, Waiting
 from fedbac.core.world import Participants, World
-from fedbac.rounds.messages import NUMBERS_PER_UPDATE, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import NUMBERS_PER_UPDATE, Arrival, Arriving, Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.rows import Rows
 
 NOBODY = np.zeros(0, dtype=np.int64)
@@ -131,6 +131,8 @@ class LateChildren:
         self.clock, self.waiting = clock, waiting
         self.ages: list[int] = []
         """How many averages each of those that have come was behind."""
+        self.came: list[int] = []
+        """Who they were."""
         self.losses: dict[int, float] = {}
         """Of children whose averages came late."""
 
@@ -156,10 +158,11 @@ class LateChildren:
         counting = {c: rows for c, rows in heard.items() if rows.seconds <= end}
         for c in heard.keys() - counting.keys():
             self.waiting = self.waiting.joined(self._aside(c, sent[c], heard[c], version))
-        self.ages += [0] * len(counting)
+        self.ages, self.came = self.ages + [0] * len(counting), self.came + list(counting)
         for w, c in enumerate(came.child_W.tolist()):
             age = version - int(came.began_W[w])
             self.ages.append(age)
+            self.came.append(c)
             self.losses[c] = float(came.loss_W[w])
             counting[c] = self._arrived(start, came, w, owner_C[c], float(self.clock.discount(np.array([age]))[0]))
         return dict(sorted(counting.items())), end
@@ -203,9 +206,11 @@ class LateSites(LateChildren):
         self.unaware = self.busy
         """Sites that had no order in this round."""
 
-    def heard(self, sent: Parts, orders: Sequence[TrainOrder], answered: Sequence[TrainReport]) -> list[TrainReport]:
-        """Return what the cloud hears of every site when the round ends."""
-        fresh = {order.site: report for order, report in zip(self.free(orders), answered, strict=True)}
+    def reports(self, sent: Parts, orders: Sequence[TrainOrder], edges: Edges) -> list[TrainReport]:
+        """Have those sites train that can begin; return what the cloud hears of each when the round ends."""
+        free = [order for order in orders if order.site not in self.unaware]
+        answered = edges.train(free) if free else []
+        fresh = {order.site: report for order, report in zip(free, answered, strict=True)}
         begun = Rows(sent, {part: np.arange(trees.count(sent[part])) for part in self.waiting.rows}, {}, {})
         rows = {}
         for m, report in fresh.items():
@@ -215,17 +220,16 @@ class LateSites(LateChildren):
         came, end = self.back(begun, banks, rows, owner_M, len(orders), self.round)
         return [self._known(order, fresh.get(order.site), came.get(order.site), end) for order in orders]
 
-    def free(self, orders: Sequence[TrainOrder]) -> list[TrainOrder]:
-        """Return the orders of the sites that can begin with them."""
-        return [order for order in orders if order.site not in self.unaware]
+    @property
+    def under_way(self) -> int:
+        """How many sites are still at work."""
+        return len(self.waiting)
 
     def _known(self, order: TrainOrder, report: TrainReport | None, came: Rows | None, end: float) -> TrainReport:
         """Return what the cloud knows of a site: its report, what comes late, or only that it has begun."""
         if came is not None and report is not None:
             return report
-        epochs = self.experiment.passes(Moment(self.round, self.experiment.task.rounds))
-        nothing = unheard(order, self.sites[order.site], epochs)
-        nothing = replace(nothing, absent=False, seconds=end, under_way=came is None)
+        nothing = replace(begun(order, self.sites, self.experiment), seconds=end, under_way=came is None)
         if came is not None:
             weight = {part: weight_R.astype(np.int64) for part, weight_R in came.weight.items()}
             bank = {**nothing.bank, **came.bank}
@@ -235,6 +239,50 @@ class LateSites(LateChildren):
         own = {part: stack for part, stack in report.bank.items() if part not in self.waiting.rows}
         weight = {**nothing.weight, **{part: report.weight[part] for part in own}}
         return untold(replace(report, bank={**order.bank, **own}, weight=weight, seconds=end), nothing)
+
+
+class ArrivingSites:
+    """Sites that answer when they answer: nobody works out when that would be, and none of it is in the state."""
+
+    def __init__(self, experiment: Experiment, sites: Sequence[Site], edges: Arriving, round_: int) -> None:
+        self.experiment, self.sites, self.edges, self.round = experiment, sites, edges, round_
+        self.unaware = edges.busy(round_)
+        self.ages: list[int] = []
+        self.came: list[int] = []
+        self.under_way = 0
+
+    def reports(self, sent: Parts, orders: Sequence[TrainOrder], edges: Edges) -> list[TrainReport]:
+        """Have those sites train that can begin; return what the cloud hears of each when enough have answered."""
+        free = [order for order in orders if order.site not in self.unaware]
+        enough = self.experiment.method.cloud_clock.enough(len(orders))
+        found = {arrival.order.site: arrival for arrival in self.edges.arrivals(self.round, free, enough)}
+        self.under_way = len(orders) - len(found)
+        return [self._known(order, found.get(order.site)) for order in orders]
+
+    def _known(self, order: TrainOrder, arrival: Arrival | None) -> TrainReport:
+        nothing = begun(order, self.sites, self.experiment)
+        if arrival is None:
+            return nothing
+        answered, report = arrival.order, replace(arrival.report, momentum=order.momentum)  # that is with clients
+        if report.absent:
+            return replace(nothing, under_way=False, absent=True, reasons=report.reasons)
+        age = self.round - answered.round
+        self.ages.append(age)
+        self.came.append(order.site)
+        if age == 0:
+            return replace(report, bank={**order.bank, **report.bank})
+        share, bank = self.experiment.method.cloud_clock.discount(np.array([float(age)])), dict(order.bank)
+        for part, spec in self.experiment.method.personalization.parts.items():
+            if spec.scope in ("cloud", "cluster"):  # which of the clusters: that of the site now
+                change = moved(answered.bank[part], report.bank[part])
+                bank[part] = arrived(order.bank[part], change, share)
+        return replace(untold(report, nothing), bank=bank, loss=report.loss, under_way=False)
+
+
+def begun(order: TrainOrder, sites: Sequence[Site], experiment: Experiment) -> TrainReport:
+    """Return what is known of a site that is at work."""
+    epochs = experiment.passes(Moment(order.round, experiment.task.rounds))
+    return replace(unheard(order, sites[order.site], epochs), absent=False, under_way=True)
 
 
 def untold(report: TrainReport, nothing: TrainReport) -> TrainReport:

@@ -5,7 +5,7 @@ An order carries all that its work needs, so whoever dies loses nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -193,3 +193,22 @@ class Edges(Protocol):
 
     def close(self) -> None:
         """Let the sites go."""
+
+
+class Arrival(NamedTuple):
+    """An answer that has come, with what was asked."""
+
+    order: TrainOrder
+    report: TrainReport
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """Edges that say when an answer comes, which is not to be worked out then."""
+
+    def busy(self, round_: int) -> frozenset[int]:
+        """Return the sites that, as a round begins, have yet to answer an order of an earlier one."""
+
+    def arrivals(self, round_: int, orders: Sequence[TrainOrder], enough: int) -> list[Arrival]:
+        """Give sites their orders, and wait until so many of all that are at work have answered: return those. Who
+        cannot answer any more is among them, as absent."""

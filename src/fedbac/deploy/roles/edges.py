@@ -23,12 +23,14 @@ from fedbac.deploy.roles.edge import OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import STANDING, Drift, Standing
+from fedbac.deploy.roles.under_way import Heard, Kept, UnderWay, last_counted
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
+from fedbac.deploy.spool import Payload
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.late import unheard
 from fedbac.rounds.measure import unmeasured
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import Arrival, MeasureOrder, MeasureReport, Site, TrainOrder, TrainReport
 from fedbac.runs.models import Models
 
 LOOK = 0.1
@@ -98,6 +100,11 @@ class Remote:
         """By edge, when that was."""
 
     @property
+    def at_work(self) -> frozenset[str]:
+        """Edges that are asked nothing else."""
+        return frozenset()
+
+    @property
     def patience(self) -> float:
         """Seconds that an edge has for an order."""
         return self.deploy.deadline * (REQUESTS * self.charter.experiment.method.topology.edge_rounds + 1)
@@ -162,11 +169,14 @@ class Remote:
         missing = {client for one in reports for client in (*one.failed, *one.dropped, *one.late)}
         absent = {site for site, one in enumerate(reports) if one.absent}
         self.history.note(self.round, [one.selected for one in reports], missing, absent)
+        self._say_left_out(reports)
+        return reports
+
+    def _say_left_out(self, reports: Sequence[TrainReport]) -> None:
         before, self.left_out = self.left_out, {name: why for one in reports for name, why in one.reasons.items()}
         for name, why in self.left_out.items():
             if before.get(name) != why:
                 log.warning("round %d: %s: %s", self.round, name, why)
-        return reports
 
     def hand_out(self, models: Models, patience: float = 0.0) -> None:
         """Give every edge its models, for itself and its clients to keep; who is not there in time gets none."""
@@ -176,7 +186,8 @@ class Remote:
                 break
             time.sleep(LOOK)
         charter = self.charter
-        messages = {name: models_of_edge(models, charter, m).message(charter.id) for name, m in self.members.items()}
+        free = {name: m for name, m in self.members.items() if name not in self.at_work}
+        messages = {name: models_of_edge(models, charter, m).message(charter.id) for name, m in free.items()}
         _, reasons = self.caller.ask(messages, self.patience)
         self.silences.note(messages, reasons, f"the models of round {models.round}: ")
 
@@ -191,13 +202,14 @@ class RemoteEdges(Remote):
         super().__init__(charter, *rest)
         self.standing = Standing.kept(self.deploy.outlier_factor, state / charter.run / STANDING)
         """Of edges; that of clients is their edges' affair."""
+        kept = Kept(state / self.charter.run / "arrived", self.charter, self._first_memory)
+        self.under_way = UnderWay(self._ask_one, kept, len(self.members))
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order; too few answers make no round."""
         self.begin(orders[0].round, self._too_few)
         self.standing.begin(self.round)
-        method, moment = self.charter.experiment.method, Moment(self.round, self.charter.experiment.task.rounds)
-        phases, resting = running_phases(method.personalization, moment), dict(self.standing.news)
+        resting = dict(self.standing.news)
         named = {edge_name(order.site): order for order in orders}
         expected = {name: self.history.expected(order.site) for name, order in named.items()}
         asked = {name: order for name, order in named.items() if name in self.members and name not in resting}
@@ -206,23 +218,108 @@ class RemoteEdges(Remote):
         def whole(name: str) -> bytes:
             return train_request(replace(named[name], broadcast=None), self.charter, expected[name])
 
-        def lost(order: TrainOrder, site: Site) -> TrainReport:
-            return unheard(order, site, self.charter.epochs(phases))
+        reports, reasons = self._judged(orders, resting | self._ask(messages, "trained", whole))
+        for name in self.standing.news:
+            reports[name] = replace(self._lost(named[name]), reasons={name: self.standing.news[name]})
+        self._count(reports, reasons)
+        return self.noted(list(reports.values()))
 
-        found = resting | self._ask(messages, "trained", whole)
-        reports, reasons = self._read(orders, found, read_trained, lost)
+    def _judged(
+        self, orders: Sequence[TrainOrder], found: Mapping[str, Message | str]
+    ) -> tuple[dict[str, TrainReport], dict[str, str]]:
+        """Return what edges answer to orders of one round, and why there is nothing of some, who may sit rounds out."""
+        method, moment = self.charter.experiment.method, Moment(orders[0].round, self.charter.experiment.task.rounds)
+        phases, named = running_phases(method.personalization, moment), {edge_name(o.site): o for o in orders}
+        reports, reasons = self._read(orders, found, read_trained, lambda order, site: self._lost(order))
         good = {name: report for name, report in reports.items() if name in self.members and name not in reasons}
         for name, times in self.standing.outliers(phases, self._changes(named, good)).items():
             reasons[name] = self.standing.strike(name, Failure.OUTLIER, times)
+            reports[name] = self._lost(named[name])
         for name in good:
             if name not in reasons:
                 self.standing.trust(name)
-        for name in self.standing.news:
-            left = lost(named[name], self.charter.sites[named[name].site])
-            reports[name] = replace(left, reasons={name: self.standing.news[name]})
         self.standing.keep()
-        self._count(reports, reasons)
-        return self.noted(list(reports.values()))
+        return reports, reasons
+
+    # ------------------------------------------------------------------------------ a cloud that does not wait
+
+    @property
+    def at_work(self) -> frozenset[str]:
+        """The edges that have yet to answer."""
+        return frozenset(map(edge_name, self.under_way.working))
+
+    def busy(self, round_: int) -> frozenset[int]:
+        """Return the sites that, as a round begins, have yet to answer an order of an earlier one."""
+        if self.under_way.round == 0:
+            self.under_way.resume(round_, last_counted(self.history.records()), self._read_again)
+        return self.under_way.busy(round_)
+
+    def arrivals(self, round_: int, orders: Sequence[TrainOrder], enough: int) -> list[Arrival]:
+        """Give edges their orders, and wait until so many of all that are at work have answered: return those. Who
+        cannot answer any more is among them, as absent."""
+        self.begin(round_, self._too_few)
+        self.under_way.begin(round_)
+        self.standing.begin(round_)
+        lost = {}
+        for order in orders:
+            name, expected = edge_name(order.site), self.history.expected(order.site)
+            if name not in self.members or name in self.standing.news:
+                why = {name: self.standing.news[name]} if name in self.members else {}
+                lost[order.site] = Arrival(order, replace(self._lost(order), reasons=why))
+                continue
+            whole = train_request(replace(order, broadcast=None), self.charter, expected)
+            self.under_way.send(order, train_request(order, self.charter, expected), whole)
+        if round_ == self.charter.experiment.task.rounds:  # nobody would count what comes after it
+            enough = len(self.charter.sites)
+        while len(self.under_way.came) < enough and self.under_way.working:
+            if self.stopped():
+                raise Interruption(f"round {round_} had {len(self.under_way.came)} of {enough} answers, which are kept")
+            for order, whole, (answer, said) in self.under_way.done(LOOK):
+                name = edge_name(order.site)
+                reports, reasons = self._judged([order], {name: said})
+                self.silences.note([name], reasons, f"round {order.round}: ")
+                for reason in reasons.values():
+                    self.history.refuse(reason)
+                if name in reasons:
+                    lost[order.site] = Arrival(order, replace(reports[name], reasons=reasons))
+                else:
+                    self.under_way.arrived(Arrival(order, reports[name]), whole, answer)
+        if not self.under_way.came:
+            raise self.again("no edge answered")
+        found = [*self.under_way.came.values(), *lost.values()]
+        self._note_arrivals(found)
+        return found
+
+    def _note_arrivals(self, found: Sequence[Arrival]) -> None:
+        """Note who has trained, and when they began."""
+        selected: list[tuple[int, ...]] = [()] * len(self.charter.sites)
+        ages, missing = {}, set[int]()
+        for order, report in found:
+            if not report.absent:
+                selected[order.site], ages[order.site] = report.selected, self.round - order.round
+                missing |= {*report.failed, *report.dropped, *report.late}
+        self.history.note(self.round, selected, missing, set(), ages)
+        self._say_left_out([report for _, report in found])
+
+    def _ask_one(self, name: str, message: bytes, whole: bytes) -> Heard:
+        """Ask one edge, in a thread of its own; return its answer as it came, and what it says."""
+        heard: dict[str, Payload] = {}
+        found = self._ask({name: message}, "trained", lambda name: whole, heard)
+        return heard.get(name, b""), found[name]
+
+    def _read_again(self, order: TrainOrder, message: Message) -> Arrival | None:
+        name = edge_name(order.site)
+        reports, reasons = self._judged([order], {name: message})
+        return None if name in reasons else Arrival(order, reports[name])
+
+    def close(self) -> None:
+        """Wait for nobody who is at work."""
+        self.under_way.close()
+
+    def _lost(self, order: TrainOrder) -> TrainReport:
+        experiment = self.charter.experiment
+        phases = running_phases(experiment.method.personalization, Moment(order.round, experiment.task.rounds))
+        return unheard(order, self.charter.sites[order.site], self.charter.epochs(phases))
 
     def _changes(self, orders: Mapping[str, TrainOrder], reports: Mapping[str, TrainReport]) -> dict[str, Drift]:
         """Return how far the edges at which somebody trained have moved what they were sent."""
@@ -238,18 +335,19 @@ class RemoteEdges(Remote):
         return {name: change for name, change in found.items() if change is not None}
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
-        """Have every edge measure; who does not answer has no accuracy."""
+        """Have every edge measure; who does not answer has no accuracy, nor has who is at work."""
         charter, messages = self.charter, {}
-        for order in orders:
+        free = [order for order in orders if edge_name(order.site) not in self.at_work]
+        for order in free:
             bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
             said = {"order": replace(order, bank=bank), "kept": kept, "expected": self.history.expected(order.site)}
             messages[edge_name(order.site)] = sent("measure", charter=charter.id, round=self.round, **said)
         resting = self.standing.news
         asked = {name: text for name, text in messages.items() if name in self.members and name not in resting}
         found = resting | self._ask(asked, "measured", messages.__getitem__)
-        reports, reasons = self._read(orders, found, read_measured, unmeasured)
+        reports, reasons = self._read(free, found, read_measured, unmeasured)
         self._count(reports, reasons)
-        return list(reports.values())
+        return [reports.get(edge_name(order.site)) or unmeasured(order, charter.sites[order.site]) for order in orders]
 
     def _read(
         self,
@@ -275,8 +373,18 @@ class RemoteEdges(Remote):
         self.standing.strike_late(reasons, str)
         return reports, reasons
 
-    def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Message | str]:
-        """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
+    def _first_memory(self, m: int) -> Any:
+        return self.charter.experiment.method.selection.init(len(self.charter.sites[m].clients))
+
+    def _ask(
+        self,
+        messages: Mapping[str, bytes],
+        kind: str,
+        whole: Callable[[str], bytes],
+        heard: dict[str, Payload] | None = None,
+    ) -> dict[str, Message | str]:
+        """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has. What
+        came is put into ``heard``."""
 
         def ask(some: Mapping[str, bytes]) -> Answered[str]:
             return self.caller.ask(some, self.patience)
@@ -287,6 +395,8 @@ class RemoteEdges(Remote):
             try:
                 message = decode(answer, (kind, "absent"))
                 self.answered(name, message)
+                if heard is not None:
+                    heard[name] = answer
                 found[name] = message if message.kind == kind else quoted(message.head.get("reason"))
             except WireError as error:
                 found[name] = str(error)
@@ -304,11 +414,13 @@ class RemoteEdges(Remote):
         self.silences.note(asked, reasons, f"round {self.round}: ")
         for reason in reasons.values():
             self.history.refuse(reason)
-        answered = len(self.members) - len(reasons)
-        if answered < self.min_edges:
+        answered = len(self.members) - len(self.at_work) - len(reasons)
+        waits = not self.charter.experiment.method.cloud_clock.holds
+        if answered < (self.min_edges if waits else 1):
             broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
             more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
-            raise self.again(f"{answered} edges answered and deploy.min_edges is {self.min_edges}{more}")
+            least = f" and deploy.min_edges is {self.min_edges}" * waits
+            raise self.again(f"{answered} edges answered{least}{more}")
 
 
 class RelayReach:

@@ -365,11 +365,11 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("task.changes moves data in a simulation; in a federation sites change by themselves")
     if experiment.heights:
         raise ConfigError("task.tiers: a federation has no programs for regions yet; leave it out")
-    clocks = {"clock": experiment.method.clock, "cloud_clock": experiment.method.cloud_clock}
-    for column in (column for column, clock in clocks.items() if clock.timed):
+    clock = experiment.method.clock
+    if clock.timed:
         raise ConfigError(
-            f"method.{column} {clocks[column].kind!r} goes by the simulated time of task.world; in a federation "
-            "use synchronous; deploy has deadlines of its own"
+            f"method.clock {clock.kind!r} goes by the simulated time of task.world; in a federation use synchronous; "
+            "deploy has deadlines of its own, and the cloud may go on without its slowest edges (method.cloud_clock)"
         )
     if task.data_fraction < 1:
         raise ConfigError("task.data_fraction: every client uses all its data in a federation; set it to 1")

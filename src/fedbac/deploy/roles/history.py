@@ -38,16 +38,31 @@ class History:
         if self.round == 0:
             for record in self.records():
                 missing = {client for name in NOT_BACK for client in record.get(name, ())}
-                self.note(record["round"], record["selected"], missing, set(record.get("absent", ())))
+                came = (
+                    dict(zip(record["edges_back"], record["edge_ages"], strict=True))
+                    if "edges_back" in record
+                    else None
+                )
+                self.note(record["round"], record["selected"], missing, set(record.get("absent", ())), came)
                 self.trained |= self.latest
         elif self.round < round_:
             self.trained |= self.latest
         self.round, self.latest = round_, {}
 
-    def note(self, round_: int, selected: Sequence[Sequence[int]], missing: set[int], absent: set[int]) -> None:
-        """Note who trained in a round."""
-        sites = {f"{EDGE}-{m}": round_ for m in range(len(selected)) if m not in absent}
-        self.latest = sites | {str(c): round_ for clients in selected for c in clients if c not in missing}
+    def note(
+        self,
+        round_: int,
+        selected: Sequence[Sequence[int]],
+        missing: set[int],
+        absent: set[int],
+        ages: Mapping[int, int] | None = None,
+    ) -> None:
+        """Note who trained for a round; where the cloud does not wait, so many rounds ago."""
+        began = {m: round_ for m in range(len(selected)) if m not in absent}
+        if ages is not None:
+            began = {m: round_ - age for m, age in ages.items()}
+        sites = {f"{EDGE}-{m}": when for m, when in began.items()}
+        self.latest = sites | {str(c): began[m] for m in began for c in selected[m] if c not in missing}
 
     def expected(self, site: int) -> Expectations:
         """Return what a site and its clients must have kept."""
