@@ -119,7 +119,9 @@ def test_who_is_at_work_is_asked_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", METHODS)
-def test_what_had_arrived_counts_after_the_cloud_was_killed(case: str, tmp_path: Path) -> None:
+def test_what_had_arrived_counts_after_the_cloud_was_killed(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of two edges that a round waits for, one has answered when the cloud dies; it is not asked again."""
     tiny = small(*METHODS[case], *ALL, rounds=3)
     whole = simulated(tiny)
@@ -145,6 +147,7 @@ def test_what_had_arrived_counts_after_the_cloud_was_killed(case: str, tmp_path:
     next(playing)
     playing.close()  # and what has counted is in a state from which one goes on
     run = federation.run(folder.path, enrolled, federation.connect(enrolled, folder.path))
+    assert "checkpoint" not in caplog.text
     assert asked.count(("edge-0", 2)) == 1
     assert [record["edges_back"] for record in run.records] == [[0, 1]] * 3
     assert [record["accuracy"] for record in run.records] == [record["accuracy"] for record, _ in whole]
