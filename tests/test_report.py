@@ -242,6 +242,14 @@ def test_a_run_says_so_before_its_first_round(caplog: pytest.LogCaptureFixture) 
     assert run.config["weights"] > 0
 
 
+def test_seeds_of_a_comparison_say_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    small = {"task.network": "mlp", "task.training.epochs": 1, "task.num_edges": 4, "task.clients_per_edge": 2}
+    for _ in range(2):  # a second comparison says it again
+        caplog.clear()
+        fedbac.compare(["fed-bac"], "demo", rounds=2, seed=[0, 1], settings=small, workers=1, progress=False)
+        assert sum("method.clustering.period=20" in message for message in caplog.messages) == 1
+
+
 def test_a_selection_that_never_leaves_its_warm_up_is_named() -> None:
     run = deciding("fed-bac", 2, 4)
     assert warnings([run]) == []
@@ -252,7 +260,7 @@ def test_a_selection_that_never_leaves_its_warm_up_is_named() -> None:
 def test_who_looks_sends_weighs_or_holds_out_more_is_named_in_a_line_each() -> None:
     one, other, plain = (
         deciding("fed-bac", 4, 8, weights=200),
-        deciding("ifca-edges", *range(12), weights=100),
+        deciding("ifca-edges", *range(13), weights=100),  # after the last round no round is left
         fake("hierfavg"),
     )
     one.config["measured_on"] = {"method.selection": ["validation"]}
@@ -282,6 +290,9 @@ def test_a_command_ends_with_one_row_per_method_when_there_are_several_seeds() -
     assert mine["seeds"] == "2"
     assert mine["accuracy (%)"] == f"{100 * np.mean(accuracy):.1f} ± {100 * np.std(accuracy, ddof=1):.1f}"
     assert mine["rounds to 70 %"] == f"{np.mean(reached):g}"
+    thirds = [fake("ifca-edges", seed=seed, active_clusters=count) for seed, count in enumerate((3, 3, 2))]
+    (header, rows), _ = final(thirds)
+    assert dict(zip(header, rows[0], strict=True))["clusters"] == "2.7"
     never = [fake("ifca-edges", seed=0), fake("ifca-edges", seed=1, top=0.3)]
     (header, rows), chosen = final(never)
     assert dict(zip(header, rows[0], strict=True))["rounds to 70 %"] == "–", "a seed that never gets there has no mean"

@@ -73,6 +73,7 @@ def test_edges_are_ranked_within_a_seed() -> None:
     assert len(lines) == 3
     for line in lines:
         np.testing.assert_allclose(np.asarray(line.get_ydata()), [20, 40, 90])
+    assert "hierfavg 20.0 to 90.0 %" in [text.get_text() for text in axes.texts]
 
 
 def test_nothing_but_data_is_drawn_where_a_short_run_has_ended() -> None:

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import wraps
 from importlib import import_module
 from numbers import Integral
@@ -37,7 +38,7 @@ from fedbac.runs.configure import (
 from fedbac.runs.folders import usable
 from fedbac.runs.replay import Verdict
 from fedbac.runs.store import RunFolder, StoredRun, Tail, runs_in
-from fedbac.runs.sweep import Laid, Point, folder_name, full_name, lay_out, names_beside, run_all
+from fedbac.runs.sweep import Laid, Point, each_with_news, folder_name, full_name, lay_out, names_beside, run_all
 
 MethodLike = str | Method | Path
 TaskLike = str | Task | Path
@@ -208,10 +209,11 @@ def sweep(
             if jobs > 1:
                 return Runs(_play_side_by_side(points, runtime, inputs, jobs, show))
             places = [None if parent is None else point.folder.path for point in points]
-            return Runs(
-                _play(point.experiment, runtime, inputs, place, False, show, point.label).finish()
-                for point, place in zip(points, places, strict=True)
-            )
+            with closing(each_with_news(zip(points, places, strict=True))) as each:
+                return Runs(
+                    _play(point.experiment, runtime, inputs, place, False, show, point.label).finish()
+                    for point, place in each
+                )
     except Exception:
         laid.withdraw()
         raise

@@ -19,7 +19,7 @@ from fedbac.files import make_folder
 from fedbac.report import canvas
 from fedbac.report.canvas import LEGEND, TEXT, End
 from fedbac.report.groups import Group, edge_accuracy, groups, labels, numbers, rounds_of, summarized
-from fedbac.report.table import ends, human_bytes, percent, traffic
+from fedbac.report.table import ends, human_bytes, traffic
 from fedbac.report.theme import CLUSTERS, GRID, INK, ON_COLOUR, SURFACE, TRAFFIC
 from fedbac.runs.store import StoredRun
 
@@ -87,9 +87,11 @@ def _clusters(together: Sequence[Group]) -> Figure:
 
 def _edges(together: Sequence[Group]) -> Figure:
     """Draw edges from the worst to the best: edges of one number hold different data in each seed, ranks compare."""
-    texts = [f"{canvas.short(group.label)} {percent(group.accuracy)} %" for group in together]
+    mean_GM = [_mean(_ranked(group)) for group in together]
+    spans = [f" {mean_M[0]:.1f} to {mean_M[-1]:.1f} %" if mean_M.size else "" for mean_M in mean_GM]
+    texts = [f"{canvas.short(group.label)}{span}" for group, span in zip(together, spans, strict=True)]
     figure, (axes,) = canvas.panels([3.5], right=canvas.margin(texts))
-    ends = [_ranks(axes, group, text) for group, text in zip(together, texts, strict=True)]
+    ends = [_ranks(axes, *each) for each in zip(together, mean_GM, texts, strict=True)]
     several = any(len(group.runs) > 1 for group in together)
     ranked = "; ranked within each seed (thin)" if several else ""
     canvas.title(axes, f"Accuracy of the edges (%), mean over the last rounds{ranked}")
@@ -101,18 +103,26 @@ def _edges(together: Sequence[Group]) -> Figure:
     return figure
 
 
-def _ranks(axes: Axes, group: Group, text: str) -> End:
-    """Draw a line over the ranks of edges: bold for the mean over the runs, thin for each of several."""
+def _ranked(group: Group) -> list[FloatArray]:
+    """Return the accuracies of each run's edges in percent, from the worst to the best."""
     accuracy_R = [100 * edge_accuracy(run) for run in group.runs]
-    sorted_R = [np.sort(accuracy_M[np.isfinite(accuracy_M)]) for accuracy_M in accuracy_R]
+    return [np.sort(accuracy_M[np.isfinite(accuracy_M)]) for accuracy_M in accuracy_R]
+
+
+def _mean(rank_R: Sequence[FloatArray]) -> FloatArray:
+    length = min(rank_M.size for rank_M in rank_R)
+    mean_M: FloatArray = np.mean([rank_M[:length] for rank_M in rank_R], axis=0)
+    return mean_M
+
+
+def _ranks(axes: Axes, group: Group, mean_M: FloatArray, text: str) -> End:
+    """Draw a line over the ranks of edges: bold for the mean over the runs, thin for each of several."""
     look = group.look
-    if len(sorted_R) > 1:
-        for rank_M in sorted_R:
+    if len(group.runs) > 1:
+        for rank_M in _ranked(group):
             axes.plot(_places(rank_M), rank_M, color=look.colour, linewidth=0.8, alpha=0.5)
-    length = min(rank_M.size for rank_M in sorted_R)
-    mean_M = np.mean([rank_M[:length] for rank_M in sorted_R], axis=0)
     axes.plot(_places(mean_M), mean_M, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5)
-    return End(text, 1.02, float(mean_M[-1]) if length else np.nan, look.colour)
+    return End(text, 1.02, float(mean_M[-1]) if mean_M.size else np.nan, look.colour)
 
 
 def _places(rank_M: FloatArray) -> FloatArray:

@@ -15,7 +15,7 @@ def guarded(together: Sequence[Group], measured_on: Mapping[str, Sequence[str]])
     notes = [note for group in together for note in _idle(group)]
     if len(together) == 1:
         return notes
-    looks = {group.label: len(_decisions(group.runs[0]) or ()) for group in together if _clusters(group.runs[0])}
+    looks = {group.label: group.runs[0].summary["decisions"] or 0 for group in together if _clusters(group.runs[0])}
     if len(set(looks.values())) > 1:
         most = sorted(looks, key=lambda label: -looks[label])
         told = ", ".join(f"{label} {looks[label]} times" for label in most)

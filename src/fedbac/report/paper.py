@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedbac.errors import ConfigError, unknown, visible
 from fedbac.report.groups import look_up, summarized
 from fedbac.report.outcome import too_early
-from fedbac.report.table import NONE, human_bytes
+from fedbac.report.table import NONE, human_bytes, plain
 from fedbac.runs.store import StoredRun
 from fedbac.runs.summary import leaves
 from fedbac.statistics import Ranking, standing
@@ -230,9 +230,7 @@ def _scores(column: PaperColumn, by_seed: Mapping[int, StoredRun]) -> dict[int, 
 
 def _cell(column: PaperColumn, digits: int, of: Mapping[int, float], stand: Ranking, name: str, judged: bool) -> Cell:
     mean, spread = stand.mean[name], stand.spread[name]
-    written = column.unit or (
-        lambda value: f"{100 * value:.{digits}f}" if column.share else f"{value:.1f}".removesuffix(".0")
-    )
+    written = column.unit or (lambda value: f"{100 * value:.{digits}f}" if column.share else plain(value))
     return Cell(
         text=written(mean) if mean == mean else NONE,
         spread=None if spread is None or column.unit else written(spread),

@@ -122,15 +122,15 @@ def _columns(runs: Sequence[StoredRun]) -> list[Column]:
         ),
         Column("σ over edges (points)", itemgetter("edge_std"), percent),
         Column("worst edge (%)", itemgetter("edge_min"), percent),
-        *(Column(f"rounds to {100 * float(target):g} %", _reached(target), _plain) for target in targets),
+        *(Column(f"rounds to {100 * float(target):g} %", _reached(target), plain) for target in targets),
         Column("training bytes", _training_bytes, human_bytes),
         Column("total bytes", itemgetter("bytes_total"), human_bytes),
-        *([Column("decisions", itemgetter("decisions"), _plain)] * any(summary["decisions"] for summary in summaries)),
-        Column("moves", itemgetter("moves"), _plain),
-        Column("clusters", itemgetter("active_clusters"), _plain),
+        *([Column("decisions", itemgetter("decisions"), plain)] * any(summary["decisions"] for summary in summaries)),
+        Column("moves", itemgetter("moves"), plain),
+        Column("clusters", itemgetter("active_clusters"), plain),
     ]
     if any(_lost(summary) for summary in summaries):
-        columns.append(Column("dropped or late", _lost, _plain))
+        columns.append(Column("dropped or late", _lost, plain))
     if any(summary["simulated_seconds"] is not None for summary in summaries):
         columns.append(Column("simulated time", itemgetter("simulated_seconds"), duration))
     if any(summary.get("epsilon") is not None for summary in summaries):
@@ -173,8 +173,9 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}"
 
 
-def _plain(value: float) -> str:
-    return f"{value:g}"
+def plain(value: float) -> str:
+    """Return a count, or a mean of counts with one digit."""
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def _entry(run: StoredRun, tier: str, direction: str, purpose: str) -> int:

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -41,6 +41,8 @@ from fedbac.runs.summary import leaves, written
 from fedbac.statistics import deviation, standing
 
 log = logging.getLogger("fedbac")
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.2
 FROZEN_SECONDS, IDLE_SHARE, LOOK_SECONDS = 300, 0.01, 5
@@ -262,16 +264,42 @@ def run_all(
 def _run_here(
     folders: Sequence[RunFolder], inputs: Inputs, stop: Stop, fail: Fail, until: int | None
 ) -> Generator[None, None, None]:
-    for folder in folders:
-        yield  # before the first round, so that whoever watches sees it begin
-        if stop.wanted:
-            return
-        try:
-            with closing(_rounds(folder, inputs, stop, until)) as playing:
-                for _ in playing:
-                    yield
-        except Exception as error:
-            fail(folder.path, error)
+    with closing(each_with_news(folders)) as each:
+        for folder in each:
+            yield  # before the first round, so that whoever watches sees it begin
+            if stop.wanted:
+                return
+            try:
+                with closing(_rounds(folder, inputs, stop, until)) as playing:
+                    for _ in playing:
+                        yield
+            except Exception as error:
+                fail(folder.path, error)
+
+
+def each_with_news(runs: Iterable[T]) -> Generator[T, None, None]:
+    """Yield what is played one after another; a warning that came with an earlier one is kept back."""
+    news = _News()
+    log.addFilter(news)
+    try:
+        for run in runs:
+            yield run
+            news.known |= news.said
+    finally:
+        log.removeFilter(news)
+
+
+class _News(logging.Filter):
+    """Keeps back what is known: most warnings are of a method or a network, and every seed would repeat them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known, self.said = set[str](), set[str]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this line is new."""
+        self.said.add(line := record.getMessage())
+        return line not in self.known
 
 
 def _run_elsewhere(
