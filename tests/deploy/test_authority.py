@@ -236,3 +236,13 @@ def test_no_certificate_outlives_its_authority(clinic: FederationFolder) -> None
 def test_what_is_no_certificate_names_nobody(pem: bytes) -> None:
     with pytest.raises(DeployError, match="peer: it is no certificate"):
         read_identity(pem, "peer")
+
+
+@pytest.mark.parametrize(("days", "warned"), [(1, 0.25), (20, 5), (90, 7)])
+def test_a_certificate_is_near_its_end_in_its_last_week_or_quarter(days: int, warned: float) -> None:
+    """One for a single day, as of a trial, is not near its end when it is new."""
+    begins = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    end = begins + dt.timedelta(days=days)
+    identity = authority.Identity("cloud", "clinic", 1, begins, end)
+    minute, limit = dt.timedelta(minutes=1), end - dt.timedelta(days=warned)
+    assert [identity.near_its_end(when) for when in (begins, limit - minute, limit + minute)] == [False, False, True]

@@ -105,7 +105,7 @@ def test_status_in_words() -> None:
 @pytest.mark.parametrize(
     ("doing", "later", "first"),
     [
-        ("playing", 30, "cloud: playing (not running: last heard 30 s ago)"),
+        ("playing", 30, "cloud: not running, last heard 30 s ago"),
         ("finished", 1, "cloud: finished; the run has ended"),
     ],
 )

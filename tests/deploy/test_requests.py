@@ -257,7 +257,7 @@ def test_the_commands_in_turn(
     assert f"Send {SITE}/{SITE}.csr to the operator" in said
     (spoken,) = re.findall(r"the key is ((?:[0-9a-f]{4} ?){8})", said)
     said = fedbac("federation", "sign", "hospital", f"{SITE}/{SITE}.csr", "--days", "9")
-    assert f"hospital/certificates/{SITE}.crt  {spoken.strip()}\n" in said
+    assert f"  {spoken.strip()}  hospital/certificates/{SITE}.crt\n" in said
     said = fedbac("federation", "install", SITE, f"hospital/certificates/{SITE}.crt")
     assert f"the certificate of {SITE} is in use until" in said
     assert re.search(rf"^{SITE} .* 9 +good *$", fedbac("federation", "show", "hospital"), re.MULTILINE)

@@ -1,5 +1,6 @@
 """``fedbac cloud``, ``edge``, ``client`` and ``status``: the sites of a federation as programs of their own."""
 
+import datetime as dt
 import logging
 import signal
 import sys
@@ -244,10 +245,11 @@ def described(found: dict[str, Any], now: float) -> list[str]:
 
     age, doing = now - float(found.get("at", 0)), found.get("doing", "")
     over = doing in OVER or age > STALE
-    gone = f" (not running: last heard {_ago(age)})" if over and doing not in OVER else ""
     why = f": {visible(str(found['why']))}" if "why" in found else ""
     ended = "; the run has ended" * (doing == "finished")
-    lines = [f"{found.get('site', 'site')}: {doing}{ended}{gone}{why}"]
+    gone = over and doing not in OVER
+    now_doing = f"not running, last heard {_ago(age)}" if gone else f"{doing}{ended}{why}"
+    lines = [f"{found.get('site', 'site')}: {now_doing}"]
     if "rounds" in found:
         accuracy = f", accuracy {100 * found['accuracy']:.2f} %" if "accuracy" in found else ""
         epoch = f" (epoch {found['epoch']} of its members)" if found.get("epoch", 1) != 1 else ""
@@ -279,9 +281,8 @@ def _kit(folder: Path, role: str) -> "Kit":
         raise ConfigError(
             f"{folder}: this is the kit of {kit.site.name}; start it with: fedbac {kit.site.role} {folder}"
         )
-    left = (kit.identity.expires.timestamp() - time.time()) / 86400
-    if left < 7:
-        say(f"The certificate of {kit.site.name} expires in {left:.0f} days; {NEW_KIT}", err)
+    if kit.identity.near_its_end(dt.datetime.now(dt.UTC)):
+        say(f"The certificate of {kit.site.name} expires on {kit.identity.expires:%Y-%m-%d %H:%M} UTC; {NEW_KIT}", err)
     return kit
 
 

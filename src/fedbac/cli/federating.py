@@ -208,7 +208,7 @@ def sign(
     federation = _federation_folder().load(folder)
     signed = federation.sign(requests, days, replace)
     say(f"Certificates, good for {days} days. Compare the keys with what the sites say, then send them, for {INSTALL}:")
-    _say_each(f"{federation.certificate(name)}  {_spoken(key)}" for name, key in signed.items())
+    _say_each(f"{_spoken(key)}  {federation.certificate(name)}" for name, key in signed.items())
 
 
 @federation_app.command("install")

@@ -57,6 +57,10 @@ class Identity(NamedTuple):
     begins: dt.datetime
     expires: dt.datetime
 
+    def near_its_end(self, now: dt.datetime) -> bool:
+        """Whether it is time to renew it: in its last week, or its last quarter if that is shorter."""
+        return self.expires - now < min(dt.timedelta(days=7), (self.expires - self.begins) / 4)
+
 
 class RevokedList(NamedTuple):
     """Certificates that are no longer good; of two lists that of the higher number is the newer."""

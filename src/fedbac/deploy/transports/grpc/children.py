@@ -159,7 +159,7 @@ class GrpcChildren(ParentLinks):
         with self._changed:
             links = list(self._links.values())
         for link in links:
-            self._end(link, "was let go, as its parent stops", LET_GO)
+            self._end(link, "was let go, as this site stops", LET_GO)
         self._listener.close(min(1.0, self._heartbeat))
         self._pool.shutdown()
         for _, reader in self._lingering:
