@@ -300,6 +300,14 @@ def test_a_command_ends_with_one_row_per_method_when_there_are_several_seeds() -
     assert final(runs[:2]) == (table(runs[:2]), frozenset())
 
 
+def test_a_seed_that_all_share_is_not_in_their_labels() -> None:
+    runs = [fake(name, seed=7) for name in ("fed-bac", "hierfavg")]
+    assert labels(runs) == [group.label for group in groups(runs)] == ["fed-bac", "hierfavg"]
+    mixed = [fake("fed-bac", seed=7), fake("hierfavg", seed=8)]
+    assert labels(mixed) == [group.label for group in groups(mixed)] == ["fed-bac (seed 7)", "hierfavg (seed 8)"]
+    assert labels(runs[:1]) == ["fed-bac"]
+
+
 def test_same_method_with_other_settings_is_another_line(three: list[StoredRun]) -> None:
     method_ = three[0].config["experiment"]["method"] | {"cloud_weight": "uniform"}
     other = replace(three[0], config={"experiment": {**three[0].config["experiment"], "method": method_}})

@@ -122,7 +122,13 @@ def look_up(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
 
 def labels(runs: Sequence[StoredRun]) -> list[str]:
     """Return a different label for every run: its name, with what sets it apart where names repeat."""
-    return distinct([run.name for run in runs], runs, [run.folder.name if run.folder else "" for run in runs])
+    return distinct(_names(runs), runs, [run.folder.name if run.folder else "" for run in runs])
+
+
+def _names(runs: Sequence[StoredRun]) -> list[str]:
+    """Return what runs are called; a seed that they share sets none apart."""
+    shared = len({look_up(run.config, "experiment.seed") for run in runs}) == 1
+    return [_method(run) if shared else run.name for run in runs]
 
 
 def groups(runs: Sequence[StoredRun]) -> list[Group]:
@@ -132,7 +138,8 @@ def groups(runs: Sequence[StoredRun]) -> list[Group]:
         experiment = {key: value for key, value in run.config["experiment"].items() if key != "seed"}
         members.setdefault(json.dumps([experiment, data_of(run)], sort_keys=True, default=str), []).append(run)
     several = list(members.values())
-    names = [_method(some[0]) if len(some) > 1 else some[0].name for some in several]
+    called = dict(zip(map(id, runs), _names(runs), strict=True))
+    names = [_method(some[0]) if len(some) > 1 else called[id(some[0])] for some in several]
     names = distinct(names, [some[0] for some in several], list(map(_place, several)))
     looks = _looks([_method(some[0]) for some in several])
     return [Group(name, tuple(some), look) for name, some, look in zip(names, several, looks, strict=True)]
