@@ -33,8 +33,7 @@ RATIOS = """Ratios are geometric means over seeds, ×/÷ their geometric standar
 counts with its whole length, so the ratio is a bound: “>” if HierFAVG misses it in some seed, “<” if the method does,
 “~” if both do; “–” or an empty cell if nobody reaches it."""
 OPEN = "Settings that the paper leaves open, the same for all methods"
-AGAIN = """`fedbac reproduce NAME` runs what is missing and writes the page ([running the study](../study.md)), with two
-files beside it: all numbers, with spreads and seeds, and the evidence for each part of its claims."""
+AGAIN = "`fedbac reproduce NAME` runs what is missing and writes the page and its files ([the study](../study.md))."
 
 
 def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> list[Path]:
@@ -102,7 +101,7 @@ def files(results: Results) -> dict[str, str]:
         written[evidence] = comma_separated([["claim", "verdict", "evidence"], *evidence_of(claims)])
         parts += [
             "## Verdicts" + (f" ({results.kind.lower()})" if results.changes else ""),
-            f"{tally(claims).capitalize()} ([evidence]({evidence}), [rules and readings]({HOW})).",
+            f"[Rules and readings]({HOW}), [evidence]({evidence}).",
             verdict_table(claims),
         ]
     drawn = artefact.figure is not None and results.findings
@@ -129,7 +128,8 @@ def progress(results: Results) -> str:
     cells = ARTEFACTS[results.artefact].cells
     needed = sum(min(FEWEST_SEEDS, len(results.of(cell.task, cell.variant))) for cell in cells)
     more = f" and {count - needed} of further seeds" if count > needed else ""
-    return f"{needed} of {runs_in_words(FEWEST_SEEDS * len(cells))}{more}"
+    wanted = FEWEST_SEEDS * len(cells)
+    return f"{needed} of " * (needed < wanted) + f"{runs_in_words(wanted)}{more}"
 
 
 def tally(claims: Sequence[Claim]) -> str:

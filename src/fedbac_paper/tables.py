@@ -154,8 +154,8 @@ def accuracies(artefact: Artefact, results: Results) -> Body:
         moves = mean([found.moves for found in runs], 1, 1)
         rows.append([task_name(cell.task), cell.variant, *numbers, moves, str(len(runs))])
     if len(artefact.variants) > MOST_ROWS:
-        return Body([f"{ACCURACY}{_uneven(artefact, results)} They are in the file."], rows)
-    return Body([f"{ACCURACY}{_uneven(artefact, results)}", side_by_side(rows, "ours")], rows)
+        return Body([warning] if (warning := _uneven(artefact, results)) else [], rows)
+    return Body([f"{ACCURACY} {_uneven(artefact, results)}".strip(), side_by_side(rows, "ours")], rows)
 
 
 def _uneven(artefact: Artefact, results: Results) -> str:
@@ -163,7 +163,7 @@ def _uneven(artefact: Artefact, results: Results) -> str:
     for task in artefact.tasks:
         seeds = {frozenset(results.of(task, variant)) for variant in artefact.variants_on(task)} - {frozenset()}
         if len(seeds) > 1:
-            return " Rows with other seeds have other data: compare them by the verdicts."
+            return "Rows with other seeds have other data: compare them by the verdicts."
     return ""
 
 

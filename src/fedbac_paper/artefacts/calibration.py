@@ -31,7 +31,7 @@ def body(artefact: Artefact, results: Results) -> Body:
     """Return a table per data set with a row for each candidate."""
     shown = [
         "How far HierFAVG's accuracy is from the paper's under each candidate that was run in all settings of a data "
-        "set: the root mean square (RMS) of the differences, in points, over the seeds that all candidates share.",
+        "set: the root mean square (RMS) of the differences in points.",
     ]
     rows = [["setting", "candidate", "paper", "ours", "difference", "distance of curves", "seeds", "settings"]]
     for dataset in CALIBRATED:

@@ -9,7 +9,7 @@ from fedbac_paper.artefacts.selection import SELECTION_TASKS
 from fedbac_paper.claims import Claim, in_all
 from fedbac_paper.measures import gap
 from fedbac_paper.results import Results
-from fedbac_paper.tables import ACCURACY, SPREADS, mean, std
+from fedbac_paper.tables import SPREADS, mean, std
 from fedbac_paper.tasks import task_name
 from fedbac_paper.verdicts import above, every
 
@@ -49,8 +49,7 @@ def body(artefact: Artefact, results: Results) -> Body:
         numbers = [mean(shares), std(shares), mean([found.accuracy_std_last for found in runs])]
         sigma = mean([found.edge_std for found in runs])
         rows.append([task_name(cell.task), cell.variant, *numbers, sigma, str(len(runs))])
-    about = f"`fed-bac` with Thompson sampling, unless clients are random. {ACCURACY}"
-    return Body([about], rows)
+    return Body(["`fed-bac` with Thompson sampling, unless clients are random."], rows)
 
 
 def figure(results: Results) -> "Figure":
