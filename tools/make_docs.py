@@ -292,8 +292,7 @@ def commands() -> str:
     return f"""# Command line
 
 `fedbac COMMAND --help` says more, and lists all options; `--set PATH=VALUE` changes any [setting](settings.md). Exit
-status: 0 if all went well, 1 if a run failed, 2 if the command or its input is wrong, 130 after Ctrl-C. Written by
-`tools/make_docs.py`.
+status: 0 if all went well, 1 if a run failed, 2 if the command or its input is wrong, 130 after Ctrl-C.
 
 {chr(10).join(rows)}
 """
@@ -339,7 +338,7 @@ API: dict[str, tuple[str, str, tuple[str, ...]]] = {
 def api(page_name: str) -> str:
     """Return a page of the API, which the site fills from the docstrings."""
     title, about, _ = API[page_name]
-    lines = [f"# {title}", "", f"{about} Written by `tools/make_docs.py`; the site shows the docstrings.", ""]
+    lines = [f"# {title}", "", f"{about} The site shows the docstrings.", ""]
     names = [name for name in fedbac.__all__ if not name.startswith("_") and _api_page(name) == page_name]
     for name in sorted(names, key=lambda name: (_rank(getattr(fedbac, name)), name)):
         lines += [f"::: fedbac.{name}", ""]

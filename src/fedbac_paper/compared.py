@@ -63,19 +63,14 @@ def section(results: Path) -> str:
     if read is None:
         return ""
     found, speed = read
-    task = tasks.task(TASK)
     own = sum(row["trainer"].startswith(OWN_KERNELS) for row in found["methods"].values())
     return "\n".join(
         [
             "## All of them on one task",
             "",
-            f"[One seed of every method on a small task](methods/{NUMBERS}) (`fedbac compare --all`) shows that each "
-            f"runs, learns and is charged; it is no ranking. `{TASK}` has {task.num_edges} edges of "
-            f"{task.clients_per_edge} clients on the embedded data, uneven classes (α = "
-            f"{task.partition.dirichlet_server:g}), devices of different speeds, "
-            f"{task.rounds} rounds. {own} of {len(found['methods'])} methods use our own kernels. The "
-            "last columns are times of a round relative to HierFAVG's on the same machine (`benchmarks/methods.py`, "
-            f"{_tasks(speed)}). Over {MUCH} times as long:",
+            f"[One seed of every method on `{TASK}`](methods/{NUMBERS}) (`fedbac compare --all`) shows that each "
+            f"runs, learns and is charged; it is no ranking. {own} of {len(found['methods'])} methods use our own "
+            f"kernels. Over {MUCH} times as long as a round of HierFAVG (`benchmarks/methods.py`, {_tasks(speed)}):",
             "",
             *(f"- {reason}" for reason in reasons(speed)),
         ]

@@ -170,16 +170,15 @@ def table(file: Path) -> str:
 
 
 def _controls(found: Sequence[Part]) -> list[str]:
-    """Return how far ours is above each control in mean accuracy, in a sentence each."""
+    """Return how far ours is above each control in mean accuracy."""
     above = {
         name: [part.controls[name] for part in found if part.measure == "accuracy" and name in part.controls]
         for name in CONTROLS
     }
-    return [
-        f"In mean accuracy ours is {min(gaps):+.2f} to {max(gaps):+.2f} points above {CONTROLS[name]}, by setting.\n"
-        for name, gaps in above.items()
-        if gaps
+    told = [
+        f"{min(gaps):+.2f} to {max(gaps):+.2f} points above {CONTROLS[name]}" for name, gaps in above.items() if gaps
     ]
+    return [f"In mean accuracy ours is, by setting, {' and '.join(told)}.\n"] if told else []
 
 
 def numbers(file: Path) -> list[list[str]]:

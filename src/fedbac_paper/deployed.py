@@ -38,10 +38,9 @@ def soak(results: Path) -> str:
     kills = sum(sum(phase["kills"].values()) for phase in phases.values())
     rows: list[tuple[str, Callable[[Phase], str]]] = [
         ("killed: cloud, edge, client", lambda phase: _counts(phase["kills"])),
-        ("runs, and rounds in all", lambda phase: f"{phase['runs']}, {phase['rounds']:,}"),
         ("rounds repeated", lambda phase: str(phase["again"])),
         (
-            "seconds until a cloud, an edge, a client took part again",
+            "seconds until the cloud, an edge, a client took part again",
             lambda phase: ", ".join(_spread(phase["returns"].get(role)) for role in ROLES),
         ),
         ("whole rounds missed once there was a link", lambda phase: _most(phase["rounds_missed"])),
@@ -57,8 +56,7 @@ def soak(results: Path) -> str:
             "",
             table(["", *phases], [[title, *(cell(phase) for phase in phases.values())] for title, cell in rows]),
             "",
-            "Seconds: median (maximum) from the restart to the end of the first round with the site. Clients took "
-            "longer because they start a training process.",
+            "Seconds: median (maximum) from the restart to the end of the first round with the site.",
             "",
         ]
     )

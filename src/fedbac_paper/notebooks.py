@@ -31,5 +31,5 @@ def page(file: Path, images: str) -> tuple[str, dict[str, bytes]]:
             else:
                 lines += ["```", "".join(shown["text/plain"]).rstrip(), "```", ""]
     head, _, rest = "\n".join(lines).partition("\n")
-    origin = f"This page is the notebook `examples/{file.name}`, written by `tools/make_docs.py`."
+    origin = f"This page is the notebook `examples/{file.name}`."
     return f"{head}\n\n{origin}\n{rest}", pictures

@@ -33,7 +33,6 @@ RATIOS = """Ratios are geometric means over seeds, ×/÷ their geometric standar
 counts with its whole length, so the ratio is a bound: “>” if HierFAVG misses it in some seed, “<” if the method does,
 “~” if both do; “–” or an empty cell if nobody reaches it."""
 OPEN = "Settings that the paper leaves open, the same for all methods"
-AGAIN = "`fedbac reproduce NAME` runs what is missing and writes the page and its files ([the study](../study.md))."
 
 
 def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> list[Path]:
@@ -59,13 +58,12 @@ def write_pages(names: Sequence[str], results_folder: Path, folder: Path) -> lis
 
 
 def how() -> str:
-    """Return the page of what holds for all: rules of verdicts, readings of Fed-BAC, ratios, settings, and commands."""
+    """Return the page of what holds for all: rules of verdicts, readings of Fed-BAC, ratios, and settings."""
     sections = {
         "Readings": READ_AS,
         "Ratios": RATIOS,
         "Settings": f"{OPEN}: {_chosen(CALIBRATED)}.",
         "SVHN": FORMAT_1,
-        "Running it again": AGAIN,
     }
     parts = ["# How verdicts are reached", RULES, *(f"## {title}\n\n{text}" for title, text in sections.items())]
     return "\n\n".join(parts) + "\n"

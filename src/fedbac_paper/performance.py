@@ -45,9 +45,9 @@ def rounds(folder: Path) -> str:
             continue
         machine = str(row["machine"])
         times = (_number(row["us_per_sample_step"]), _number(row["speedup_over_loop"]))
-        lines.append((machine if machine != before else "", _work(row), str(row["precision"]), *times))
+        lines.append((machine if machine != before else "", _work(row), *times))
         before = machine
-    return f"\n{table(('machine', 'network', 'precision', 'µs', 'times as fast as the loop'), lines)}\n\n"
+    return f"\n{table(('machine', 'network', 'µs', 'times as fast as the loop'), lines)}\n\n"
 
 
 def peers(folder: Path) -> str:
@@ -67,9 +67,10 @@ def ordinary(folder: Path) -> str:
 
 
 def _work(row: Row) -> str:
-    """Return what was done; of sizes, those that are not the usual."""
+    """Return what was done; of sizes and precision, those that are not the usual."""
     clients, images, batch = sizes = row["clients"], row["images"], row["batch"]
     told = "" if sizes == USUAL else f"; {clients} × {images}, batch {batch}"
+    told += "" if row.get("precision", "float32") == "float32" else f"; {row['precision']}"
     return f"{row['network']}, {str(row['shape']).replace('x', '×')}{told}"
 
 

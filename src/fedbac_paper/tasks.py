@@ -17,8 +17,8 @@ _SMALL = {
 }
 
 FORMAT_1 = (
-    "The digits are cut out of the full images (Format 1) by the data set's own crop-and-resize rule. Labels and counts "
-    "are exact; about 18 of 305 million pixel values differ from the official files, by one grey level."
+    "The digits are cut out of the full images (Format 1) by the data set's own crop-and-resize rule. Labels and "
+    "counts are exact; about 18 of 305 million pixel values differ from the official files, by one grey level."
 )
 
 

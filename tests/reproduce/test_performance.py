@@ -60,7 +60,7 @@ def test_a_ratio_without_times_is_shown_as_such(tmp_path: Path) -> None:
         "speedup_over_loop": 13.8,
     }
     (tmp_path / "rounds.json").write_text(json.dumps([known | times]))
-    assert "| two cores | mlp, 1×28×28 | float32 | – | 13.8 |" in performance.rounds(tmp_path)
+    assert "| two cores | mlp, 1×28×28 | – | 13.8 |" in performance.rounds(tmp_path)
     (tmp_path / "rounds.json").write_text(json.dumps([known | times | {"clients": 50, "batch": 10}]))
     assert "| mlp, 1×28×28; 50 × 100, batch 10 |" in performance.rounds(tmp_path)
 

@@ -85,8 +85,7 @@ Transforms = Annotated[
 class Links(Settings):
     """What links make of what is sent for training: a transform, or an ordered list of them.
 
-    Down, the difference to what receivers have is sent; up, the change by training. What a codec leaves out is sent
-    later (error feedback). ``clip`` and ``noise`` are for good; they go before codecs, and up only.
+    ``clip`` and ``noise`` go before codecs, and up only; what a codec leaves out is sent later (error feedback).
     """
 
     client_up: Transforms = ()

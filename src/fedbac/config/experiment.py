@@ -63,9 +63,8 @@ class Task(Settings):
     """What is learned, from which data, with which network and local training."""
 
     dataset: DataName = "fashion-mnist-mini"
-    """A data set's name (see: fedbac data list), an ``.npz`` file with ``x_train``, ``y_train``, ``x_test``,
-    ``y_test``, a function that returns them (``file.py:function``, ``package.module:function``), or the name of one
-    given in Python."""
+    """A data set's name (see: fedbac data list), an ``.npz`` file, a function that returns its arrays
+    (``file.py:function``, ``package.module:function``), or the name of one given in Python."""
     data_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of every class that is used."""
     num_edges: Edges = 10
@@ -728,8 +727,7 @@ class Runtime(Settings):
     trainer: Literal["auto", "torch", "native"] = "auto"
     """Our kernels (``native``, CPU and GPU) where they know the network, else torch; or one by name."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
-    """Of torch's products on a GPU (``torch-vmap-cuda``). ``tf32`` and ``bf16`` round more coarsely, and repeated runs
-    differ in their last bits. Our kernels, CPUs and measurements stay in float32."""
+    """Of torch's products on a GPU (``torch-vmap-cuda``); with ``tf32`` and ``bf16``, repeated runs differ."""
     engine: Literal["simulator", "ray", "federation"] = "simulator"
     """All edges in this process, or each an actor of Ray; ``federation`` is for ``fedbac cloud``."""
     address: str | None = None

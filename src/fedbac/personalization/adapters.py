@@ -16,11 +16,7 @@ Patterns = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1000)],
 
 
 class Adapters(SameForAll):
-    """W = W0 + (α/r)·Σ_o B_o A_o in chosen linear layers: W0 is frozen, and each owner o trains its product.
-
-    With the owners ``cloud`` and ``cluster`` this is Eq. 2 on weights. Products start at zero, so training starts from
-    W0.
-    """
+    """W = W0 + (α/r)·Σ_o B_o A_o in chosen linear layers: W0 is frozen, each owner o trains its product from zero."""
 
     kind: Literal["adapters"] = "adapters"
     owners: Annotated[tuple[Scope, ...], Field(max_length=6)] = ("cloud", "cluster")
