@@ -12,6 +12,7 @@ import inspect
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -172,13 +173,14 @@ TYPES = {
 
 
 def settings_index() -> str:
-    """Return the list of all pages of settings."""
+    """Return the list of all pages of settings, with the kinds of a group that has several."""
     lines = [""]
+    places = Counter(group for _, groups in PAGES.values() for group in {path.partition(", ")[0] for path, _ in groups})
     for name, (about, groups) in PAGES.items():
         kinds: dict[str, list[str]] = {}
         for path, _ in groups:
             group, _, kind = path.partition(", kind ")
-            kinds.setdefault(f"`{group}`", []).extend([kind] if kind else [])
+            kinds.setdefault(f"`{group}`", []).extend([kind] if places[group] > 1 else [])
         listed = (f"{group}: {', '.join(some)}" if some else group for group, some in kinds.items())
         lines.append(f"- [{about}](settings/{name}.md): {'; '.join(listed)}")
     return "\n".join([*lines, "", ""])

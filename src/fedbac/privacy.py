@@ -27,8 +27,7 @@ FAR = 200.0
 class Privacy(Settings):
     """(ε, δ)-differential privacy for a run's training and validation data.
 
-    Neighbours differ in one client or example that contributes nothing; members and their numbers of examples are
-    known.
+    Neighbours differ in one client or example that contributes nothing.
     """
 
     guarantee: Guarantee = "client"

@@ -181,6 +181,6 @@ def small_task(artefact: Artefact, results: Results) -> Body:
         seeds = [each([found.moves for found in runs]), moves, each([found.active_clusters for found in runs])]
         worst = mean([found.edge_min for found in runs])
         rows.append([task_name(task), variant, *numbers, worst, amount, *seeds, str(len(runs))])
-    about = f"{task_name(task)}. Means over seeds; accuracies in percent over the last ten rounds."
+    about = f"{task_name(task)}. Accuracies in percent, means over seeds."
     shown = [[*row[1:4], *row[5:7]] for row in rows]
     return Body([about, table(shown[0], shown[1:])], rows)

@@ -22,8 +22,7 @@ RULES = "\n".join(
     [
         "- **A comparison** is made seed by seed, on the same data (except between values of α or N), by a two-sided t "
         f"test at {_PERCENT}. It **holds** if the mean difference has the claimed sign and is significant, **does not "
-        "hold** if the opposite is significant, and is otherwise **not clear**. With three seeds even a large "
-        "difference may not be clear.",
+        "hold** if the opposite is significant, and is otherwise **not clear**.",
         "- **A claim of several parts** holds if every part holds; “4/6” counts those that do. It does not hold if a "
         "part fails after Holm's correction for the judged parts. A part that was not run leaves it not clear.",
         f"- **Fewer than {FEWEST_SEEDS} seeds** give no verdict.",

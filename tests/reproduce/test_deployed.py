@@ -48,7 +48,6 @@ def test_tables_stand_between_their_marks(tmp_path: Path) -> None:
     for row in (
         "| killed: cloud, edge, client | 3, 2, 0 |",
         "| seconds until the cloud, an edge, a client took part again | 3.0 (9.0), –, – |",
-        "| whole rounds missed once there was a link | at most 1 |",
         "at most 10.0 % more",
         "client at rest 70.",
     ):

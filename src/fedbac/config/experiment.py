@@ -739,5 +739,4 @@ class Runtime(Settings):
     keep_every: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Rounds between checkpoints that stay, for ``fedbac verify``."""
     mixed: Literal["allow", "refuse", "replay"] = "allow"
-    """If other code, torch, numpy, trainer or processor resumes a run: warn, refuse, or continue only if the replayed
-    last round has the same bits."""
+    """If other code, torch, numpy, trainer or processor resumes a run: warn, refuse, or first replay the last round."""

@@ -39,8 +39,7 @@ def body(artefact: Artefact, results: Results) -> Body:
             row += [paper_number(paper), mean(shares), std(shares), difference(shares, paper)]
         rows.append([*row, str(len(runs))])
     shown = [
-        "σ is the standard deviation of the edges' accuracies, each the mean over its last ten rounds, in points; mean "
-        "over seeds. Worst and best edges are in the file.",
+        "σ is the standard deviation of the edges' accuracies, in points. Worst and best edges are in the file.",
         side_by_side(rows, "σ over edges, ours", "σ over edges, paper", "σ over edges"),
     ]
     return Body(shown, rows)
