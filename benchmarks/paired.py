@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from benchmarks import originals
 
 import fedbac
 from fedbac import statistics
@@ -28,17 +29,19 @@ from fedbac_paper.results import read_results
 
 def measure(methods: list[str], folder: Path) -> None:
     """Play what is not known yet, all of a seed before the next."""
-    file = folder / "methods" / costs.KEPT.name
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"settings": [], "runs": {}}
+    originals.register()
+    file, found = folder / "methods" / costs.KEPT.name, costs.read(folder / "methods")
     found["settings"] = list(costs.SMALL)
-    chosen = {name: costs.DIFFERENCES[name] for name in methods or costs.DIFFERENCES}
+    priced = costs.priced()
+    chosen = {name: priced[name] for name in methods or priced}
     cells = [(name, one) for name, own in chosen.items() for one in ((), *(difference.original for difference in own))]
     for seed in costs.SEEDS:
         for task in costs.TASKS:
             for method, settings in cells:
                 if (key := costs.key(method, settings, task, seed)) in found["runs"]:
                     continue
-                run = fedbac.run(method, task, seed=seed, settings=[*costs.SMALL, *settings], workers=1, progress=False)
+                whole = costs.settings(method, settings)
+                run = fedbac.run(method, task, seed=seed, settings=whole, workers=1, progress=False)
                 found["runs"][key] = round(run.summary["accuracy"], 5)
                 print(key, found["runs"][key], flush=True)
                 file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -47,7 +50,7 @@ def measure(methods: list[str], folder: Path) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["costs"]:
         parser = argparse.ArgumentParser()
-        parser.add_argument("methods", nargs="*", choices=[*costs.DIFFERENCES, []])
+        parser.add_argument("methods", nargs="*", choices=[*costs.priced(), []])
         parser.add_argument("--results", type=Path, default=Path("results"))
         given = parser.parse_args(sys.argv[2:])
         measure(given.methods, given.results)

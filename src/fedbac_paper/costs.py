@@ -1,4 +1,4 @@
-"""What differences from the originals cost methods of others in points of accuracy: results/methods/costs.json.
+"""What differences from the originals (``NOTES``) cost methods of others in points: results/methods/costs.json.
 
 python benchmarks/paired.py costs [NAME ...]
 
@@ -10,14 +10,23 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
+
+from fedbac.presets.notes import NOTES, Difference, Note
 
 KEPT = Path("results/methods/costs.json")
 TASKS, SEEDS = ("devices", "demo", "planted"), (0, 1, 2)
+TOLD = f"Costs are points on {', '.join(f'`{task}`' for task in TASKS)}."
 ABOUT = (
-    "**Cost** of a difference: points of accuracy, the mean over three seeds of small versions of "
-    f"{', '.join(f'`{task}`' for task in TASKS)} (`python benchmarks/paired.py costs`). A client with a part of its "
-    "own is judged on its own mix of data."
+    "**Cost** of a difference: by how many points of accuracy a method is better as in its original, on small "
+    f"versions of {', '.join(f'`{task}`' for task in TASKS)}, each a mean over three seeds (`python "
+    "benchmarks/paired.py costs`; variants: `benchmarks/originals.py`). A client with a part of its own is judged on "
+    "its own mix of data. What costs more than half a point is no default, or the name says so, as `-edges` does."
+)
+SHARED = (
+    "**What all methods share in a comparison** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m "
+    "clients, or all where selection is not the method's subject, and weights them by data; rounds, epochs and the optimizer "
+    "(with momentum, clipping and weight decay) are the task's, and so are devices, links and failures (`task.world`)."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -30,36 +39,32 @@ SMALL = (
 """So that a run takes seconds."""
 
 
-class Difference(NamedTuple):
-    """What is otherwise here than in the original, and the settings with which it is as there."""
-
-    words: str
-    original: tuple[str, ...]
-
-
-OF_CLIENTS = ("method.unit=client", "method.topology.kind=flat")
-EDGES = Difference("members are edges", OF_CLIENTS)
-OWNERS = Difference("edges own the personal part", ("method.personalization.owner=client",))
-DIFFERENCES: dict[str, tuple[Difference, ...]] = {
-    "ifca-edges": (EDGES,),
-    "cfl-edges": (EDGES,),
-    "chpfl-edges": (Difference("members are edges", ("method.unit=client",)),),
-    "fedbabu-edges": (EDGES,),
-    "fl-hc-edges": (EDGES, Difference("linkage is Ward's, not complete", ("method.clustering.linkage=complete",))),
-    "fed-cam-edges": (
-        EDGES,
-        Difference("both networks are trained at once", ("method.personalization.order=alternate",)),
-    ),
-    "fedgwc": (Difference("half of the clients train, not a tenth", ("method.selection.fraction=0.1",)),),
-    "ditto-edges": (OWNERS,),
-    "fedper-edges": (OWNERS,),
-    "fedrep-edges": (OWNERS,),
-    "fedrod-edges": (OWNERS,),
-    "fedala-edges": (OWNERS,),
-    "apfl-edges": (OWNERS,),
-    "pfedgraph-edges": (EDGES,),
+ACTING: dict[str, tuple[str, ...]] = {
+    "cfl": ("method.clustering.first_split=10",),
+    "cfl-edges": ("method.clustering.first_split=10",),
+    "fedgwc": ("task.rounds=60", "method.clustering.epsilon=1e-4"),
+    "fedgwc-edges": ("task.rounds=60",),
+    "power-of-choice": ("task.clients_per_edge=5",),
+    "oort": ("task.clients_per_edge=5", "task.rounds=60"),
+    "cocs": ("task.clients_per_edge=5",),
 }
-"""Those that a setting can undo, by preset."""
+"""Settings of presets whose rule would not act in so few rounds."""
+
+
+def said() -> dict[str, tuple[Difference, ...]]:
+    """Return what the page says of each preset; of presets of one paper, the first says what others have, too."""
+    first: dict[str, Note] = {}
+    found = {}
+    for name, note in NOTES.items():
+        leader = first.setdefault(note.reference, note)
+        found[name] = tuple(one for one in note.differences if leader is note or one not in leader.differences)
+    return found
+
+
+def priced() -> dict[str, tuple[Difference, ...]]:
+    """Return those that are measured."""
+    found = {name: tuple(one for one in differences if one.original) for name, differences in said().items()}
+    return {name: differences for name, differences in found.items() if differences}
 
 
 def points(found: Mapping[str, Any], method: str, difference: Difference, task: str) -> list[float]:
@@ -74,17 +79,31 @@ def points(found: Mapping[str, Any], method: str, difference: Difference, task: 
 
 def key(method: str, settings: Sequence[str], task: str, seed: int) -> str:
     """Return the name of a run."""
-    return " ".join([method, task, str(seed), *settings])
+    return " ".join([method, task, str(seed), *changed(method, settings)])
 
 
-def lines(method: str, folder: Path) -> list[str]:
-    """Return what the page of a method says of its differences that were measured."""
+def changed(method: str, settings: Sequence[str]) -> list[str]:
+    """Return the settings of a run beside those of all."""
+    return [*settings, *ACTING.get(method, ())]
+
+
+def settings(method: str, original: Sequence[str]) -> list[str]:
+    """Return all settings of a run; the last word on one counts."""
+    return list({one.partition("=")[0]: one for one in (*SMALL, *changed(method, original))}.values())
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return what is known."""
     file = folder / KEPT.name
-    if method not in DIFFERENCES or not file.exists():
-        return []
-    found, told = json.loads(file.read_text(encoding="utf-8")), []
-    for difference in DIFFERENCES[method]:
-        by_task = {task: points(found, method, difference, task) for task in TASKS}
-        if all(len(gaps) == len(SEEDS) for gaps in by_task.values()):
-            told.append(f"Cost, {difference.words}: {', '.join(f'{mean(gaps):+.1f}' for gaps in by_task.values())}.")
-    return told
+    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"runs": {}}
+    return known
+
+
+def line(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
+    """Return what the page of a method says of a difference: in words, and what it costs."""
+    if difference.unpriced:
+        return f"{difference.words} No price: {difference.unpriced}."
+    by_task = [points(found, method, difference, task) for task in TASKS]
+    if any(len(gaps) < len(SEEDS) for gaps in by_task):
+        return difference.words
+    return f"{difference.words} Cost: {', '.join(f'{mean(gaps):+.1f}'.replace('-', '−') for gaps in by_task)} points."

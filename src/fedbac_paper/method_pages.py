@@ -67,6 +67,7 @@ prints every setting. [Against fluke](methods/against-fluke.md) compares eight w
 - Choices are those other than the defaults; links lead to rules and equations.
 - **Our reading:** the original's full definition could not be found.
 - {costs.ABOUT}
+- {costs.SHARED}
 
 ## Where it differs from the paper's table
 
@@ -99,6 +100,7 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
 
     Of methods with one source, differences that the first has are said there."""
     sections, task, sources = list[str](), tasks.task(DEFAULT_TASK), dict[str, str]()
+    said, found = costs.said(), costs.read(results / "methods")
     for method in FAMILIES[name].split():
         note = NOTES[method]
         first = sources.setdefault(note.reference, method)
@@ -107,15 +109,16 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
         sections += ["", f"## {method}", "", f"{note.summary}{reading}", ""]
         sections += [source, ""] * (not method.endswith("-edges"))
         sections.append(f"Choices: {_choices(METHODS[method](task), rules)}.")
-        own = [said for said in note.differences if first == method or said not in NOTES[first].differences]
-        differences = [*own, *costs.lines(method, results / "methods")]
+        own = said[method]
+        differences = [costs.line(method, one, found) for one in own]
         title = "Differences" if len(own) == len(note.differences) else "Further differences"
         if differences:
             sections += ["", f"{title}:", "", *(f"- {said}" for said in differences)]
         elif note.differences:
             sections += ["", f"Differences: those of `{first}`."]
     head = (
-        f"# {TITLES[name]}\n\n[How to read this](../methods.md#the-pages-of-methods). Written by `tools/make_docs.py`."
+        f"# {TITLES[name]}\n\n{costs.TOLD} [How to read this](../methods.md#the-pages-of-methods). Written by "
+        "`tools/make_docs.py`."
     )
     return head + "\n" + "\n".join(sections) + "\n"
 

@@ -1,22 +1,43 @@
 """What differences cost: by seed, as the original has it less ours."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from benchmarks import originals
+
+from fedbac.presets.notes import Difference
+from fedbac.runs.configure import configure
 from fedbac_paper import costs
 
 
-def test_a_cost_is_the_mean_over_seeds_of_the_original_less_ours(tmp_path: Path) -> None:
-    (difference,) = costs.DIFFERENCES["fedgwc"]
+@pytest.fixture(autouse=True)
+def known_kinds() -> Iterator[None]:
+    originals.register()
+    yield
+    for choice, policies in originals.KINDS.items():
+        for policy in policies:
+            choice.kinds.pop(str(policy.model_fields["kind"].default))
+
+
+KEPT = Path(__file__).parents[2] / "results" / "methods"
+
+
+def test_a_cost_is_the_mean_over_seeds_of_the_original_less_ours() -> None:
+    difference = Difference("Half train.", ("method.selection.fraction=0.1",))
     runs = {}
     for task in costs.TASKS:
         for seed in costs.SEEDS:
             runs[costs.key("fedgwc", (), task, seed)] = 0.5
-            runs[costs.key("fedgwc", difference.original, task, seed)] = 0.5 + 0.01 * seed
-    file = tmp_path / costs.KEPT.name
-    file.write_text(json.dumps({"runs": runs}))
-    (told,) = costs.lines("fedgwc", tmp_path)
-    assert told.endswith("not a tenth: +1.0, +1.0, +1.0.")
+            runs[costs.key("fedgwc", difference.original, task, seed)] = 0.5 - 0.01 * seed
+    assert costs.line("fedgwc", difference, {"runs": runs}) == "Half train. Cost: −1.0, −1.0, −1.0 points."
     del runs[costs.key("fedgwc", (), "demo", 1)]
-    file.write_text(json.dumps({"runs": runs}))
-    assert costs.lines("fedgwc", tmp_path) == [], "three seeds or nothing"
+    assert costs.line("fedgwc", difference, {"runs": runs}) == "Half train.", "three seeds or nothing"
+
+
+@pytest.mark.parametrize("method", costs.said())
+def test_every_difference_has_a_price_or_says_why_it_has_none(method: str) -> None:
+    for difference in costs.said()[method]:
+        assert bool(difference.original) != bool(difference.unpriced), difference.words
+        if difference.original:
+            configure(method, "demo", settings=costs.settings(method, difference.original))

@@ -91,7 +91,7 @@ def _describe(name: str) -> None:
     say(f"  {note.summary}")
     say(f"  From: {note.reference}")
     for difference in note.differences:
-        say(f"  - {difference}")
+        say(f"  - {difference.words}")
     if note.interpretation:
         say("  - This is our reading: a definition could not be found.")
 

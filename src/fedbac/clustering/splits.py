@@ -165,7 +165,7 @@ class GaussianRewards(OneClusterFirst):
             members = np.flatnonzero((label_N == k) & finite_N)
             if members.size < 2:
                 continue
-            reward_N = rewards(trace_NE[members], evidence.size_N[members])
+            reward_N = self._rewards(trace_NE[members], evidence.size_N[members])
             pairs, share = np.ix_(members, members), members.size / (label_N == k).sum()
             discount = share if self.discount is None else self.discount
             step_NN = discount * ((reward_N / reward_N.sum())[:, None] - weight_NN[pairs])
@@ -194,6 +194,9 @@ class GaussianRewards(OneClusterFirst):
                 after_N[members[child_N == child]] = free
                 origin_KJ[free] = np.arange(num_clusters) == k
         return state._replace(change_N=change_N, calm_N=calm_N), Assignment(after_N, origin_KJ)
+
+    def _rewards(self, trace_NE: FloatArray, size_N: IntArray) -> FloatArray:
+        return rewards(trace_NE, size_N)
 
     def _children(self, weight_NN: FloatArray, rng: Rng) -> IntArray:
         """Return the child of each member, for the number of children that scores best; one for all if none is good."""

@@ -3,6 +3,18 @@
 from typing import NamedTuple
 
 
+class Difference(NamedTuple):
+    """What is otherwise than in the original."""
+
+    words: str
+    """A sentence."""
+    original: tuple[str, ...] = ()
+    """Settings with which it is as in the original, some of them with kinds of benchmarks/originals.py: the page of the
+    method says how many points more it then has (``python benchmarks/paired.py costs``)."""
+    unpriced: str = ""
+    """Why it has no price, in words that follow a colon."""
+
+
 class Note(NamedTuple):
     """What a reader should know about a preset."""
 
@@ -10,32 +22,57 @@ class Note(NamedTuple):
     """Authors, title, year."""
     summary: str
     """What it does, in short."""
-    differences: tuple[str, ...] = ()
-    """From the original."""
+    differences: tuple[Difference, ...] = ()
+    """From the original, but for what a comparison shares: docs/methods.md."""
     interpretation: bool = False
     """Whether the definition is our reading, because the original's could not be found in full."""
 
 
-PER_EDGE = "Every edge selects B = max(1, ⌊p·N_m⌋) of its clients; the original has two tiers."
-BY_DATA = "Edges weight clients by data, not alike."
+ALIKE = "method.aggregation.kind=alike"
+OF_CLIENTS = ("method.unit=client", "method.topology.kind=flat")
+EDGES = Difference("Members are edges, not clients.", OF_CLIENTS)
+OWNERS = Difference("Edges own the personal part, not clients.", ("method.personalization.owner=client",))
+BY_DATA = Difference("Networks are averaged by data, not alike.", (ALIKE,))
+ALL_CLIENTS = Difference(
+    "All clients train; originally a share of them.", ("method.selection={kind: random, fraction: 0.1}",)
+)
+UNDEFINED = "the original is not defined in full"
 FEDREP = "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning, 2021"
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
-NOT_AGAIN = "Heads are not fine-tuned after the last round."
+NOT_AGAIN = Difference(
+    "Heads are not fine-tuned after the last round.",
+    (
+        "task.rounds=21",
+        "method.personalization={kind: head_last, owner: client, order: head_first, body_epochs: 1}",
+    ),
+)
 FEDPER = "Arivazhagan et al.: Federated Learning with Personalization Layers, 2019"
 FEDROD = "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022"
 FEDALA = "Zhang et al.: FedALA: Adaptive Local Aggregation for Personalized Federated Learning, 2023"
 DITTO = "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
-DITTO_DIFFERENCES = (
-    "Gradients of both networks are clipped, the pull is not. Only the shared one has momentum, as in the original.",
-)
 FEDROD_DIFFERENCES = (
-    "The personal head is trained first, not with the rest.",
-    "To the balanced softmax, a class that a client lacks is a millionth of an example.",
-    "The personal head is linear and starts at zero.",
+    Difference(
+        "The personal head is trained first, not with the rest.",
+        ("method.personalization={kind: heads_together, owner: client}",),
+    ),
+    Difference(
+        "To the balanced softmax, a class that a client lacks is a millionth of an example.",
+        unpriced="the original has the logarithm of 0",
+    ),
+    Difference(
+        "The personal head starts at zero, not at random.",
+        ("method.personalization={kind: random_head, owner: client}",),
+    ),
 )
-LAST_MIX = "It predicts with the last training's mix; the original first learns a new one."
+LAST_MIX = Difference(
+    "It predicts with the last training's mix; the original first learns a new one.",
+    ("task.rounds=21", "method.personalization={kind: mixed_again, owner: client}"),
+)
 APFL_DIFFERENCES = (
-    "α moves in every local step; in the authors' code only in a round's first, with a small pull to 0.",
+    Difference(
+        "α moves in every local step; in the authors' code only in a round's first, with a small pull to 0.",
+        ("method.personalization.kind=first_step_alpha",),
+    ),
 )
 
 PAPER = (
@@ -50,25 +87,40 @@ CAM_SUMMARY = (
     "whose sum has the lowest loss."
 )
 CAM_DIFFERENCES = (
-    "The abstract says that clustering alternates with training and each network learns the other's residual, but "
-    "not the steps, their order, a warm-up, or the number of clusters.",
+    Difference(
+        "The abstract says that clustering alternates with training and each network learns the other's residual, but "
+        "not the steps, their order, a warm-up, or the number of clusters.",
+        unpriced=UNDEFINED,
+    ),
 )
+AT_ONCE = Difference("Both networks are trained at once, not in turns.", ("method.personalization.order=alternate",))
 PHE_FL = "Lee et al.: Personalizing Federated Learning for Hierarchical Edge Networks with Non-IID Data, 2025"
 FEDAVG = "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017"
 FEDOPT = "Reddi et al.: Adaptive Federated Optimization, 2021 (Algorithm 2)"
-ALL_CLIENTS = "All clients train; the original selects some."
-TUNED = "The server's learning rate is the authors' for EMNIST; tune method.step.learning_rate, as they do."
+TUNED = Difference(
+    "The server's learning rate is the authors' for EMNIST.", unpriced="they tune it; tune method.step.learning_rate"
+)
 HIERFAVG = "Liu et al.: Client-Edge-Cloud Hierarchical Federated Learning, 2020"
 FEDGWC = "Licciardi et al.: Interaction-Aware Gaussian Weighting for Clustered Federated Learning, 2025"
 FEDGWC_SUMMARY = (
     "Members are rewarded for losses near their cluster's mean. A cluster whose rewards have settled is split by "
     "spectral clustering."
 )
+PUBLIC_REWARDS = "kind: public_rewards, discount: null, patience: null, gamma: 0.1, epsilon: 1.0e-5"
 FEDGWC_DIFFERENCES = (
-    "Traces are mean losses of epochs, not steps, of which members take different numbers.",
-    "Affinities compare the rows of W, as in the paper, not columns, as in the public code.",
-    "The running change of W begins with the first change, not with 1.",
-    "Losses are not augmented by Gaussian draws.",
+    Difference("Traces are mean losses of epochs, not steps.", unpriced="members take different numbers of steps"),
+    Difference(
+        "Affinities compare the rows of W, as in the paper, not columns, as in the public code.",
+        (f"method.clustering={{{PUBLIC_REWARDS}, columns: true}}",),
+    ),
+    Difference(
+        "The running change of W begins with the first change, not with 1.",
+        (f"method.clustering={{{PUBLIC_REWARDS}, from_one: true}}",),
+    ),
+    Difference(
+        "Losses are not augmented by Gaussian draws to 100, as in the public code.",
+        (f"method.clustering={{{PUBLIC_REWARDS}, draws: 100}}",),
+    ),
 )
 IFCA = "Ghosh et al.: An Efficient Framework for Clustered Federated Learning, 2020"
 CFL = (
@@ -84,9 +136,14 @@ FL_HC_SUMMARY = (
     "the joint network."
 )
 FL_HC_DIFFERENCES = (
-    "Distances are Euclidean, not Manhattan. No threshold is set by hand: the cut is at the largest relative gap in "
-    "the heights of Ward's joins, into 2 to M/2 clusters.",
-    "A member without an update then stays in the largest part of its cluster, not the nearest.",
+    Difference(
+        "Distances are Euclidean and linkage is Ward's, not Manhattan and complete.",
+        ("method.clustering.kind=agglomerative_manhattan",),
+    ),
+    Difference(
+        "The cut is at the largest relative gap in the heights of joins, into 2 to M/2 clusters.",
+        unpriced="the authors set a threshold by hand for each data set",
+    ),
 )
 PFEDGRAPH = "Ye et al.: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
 PFEDGRAPH_SUMMARY = (
@@ -94,33 +151,46 @@ PFEDGRAPH_SUMMARY = (
     "how alike networks have moved since the start."
 )
 PFEDGRAPH_DIFFERENCES = (
-    "The local loss has −0.01 times the cosine with the mix received, the authors' approximation, with the paper's "
-    "sign, not the public code's.",
-    "Cosines above 0.9 stay; the public code rounds them up to 1.",
+    Difference(
+        "The local loss has −0.01 times the cosine with the mix received, the authors' approximation, with the paper's "
+        "sign, not the public code's.",
+        ("method.personalization.kind=directed_away",),
+    ),
+    Difference(
+        "Cosines above 0.9 stay; the public code rounds them up to 1.",
+        ("method.sharing={kind: similar_rounded, since: start}",),
+    ),
 )
 CHPFL = "Song et al.: CHPFL: Clustered adaptive hierarchical federated learning for edge-level personalization, 2026"
 CHPFL_SUMMARY = (
     "Members are grouped by k-means++ on their updates. Every group trains from a blend of its network and the mean "
     "of all, in learned shares."
 )
-GROUPS = "A group's clients need not share an edge: edges forward a sum per group, which gives the same averages."
 CHPFL_DIFFERENCES = (
-    "α follows APFL's rule for groups, by the direction of a round's update over its squared length; the cloud "
-    "averages groups by data.",
-    "Distances are exact: updates are not projected to fewer dimensions.",
+    Difference(
+        "α follows APFL's rule for groups, by the direction of a round's update over its squared length; the cloud "
+        "averages groups by data.",
+        unpriced=UNDEFINED,
+    ),
+    Difference("Distances are exact: updates are not projected to fewer dimensions.", unpriced=UNDEFINED),
 )
 FEDBABU = "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
 FEDBABU_SUMMARY = (
     "The body is trained under a fixed random head; in the last rounds every client fine-tunes all layers."
 )
-FINE_TUNING = "Of the same total, the last 10 rounds fine-tune."
+FINE_TUNING = Difference(
+    "Of the same total, the last 10 rounds fine-tune; originally they come on top.", ("task.rounds=30",)
+)
 CFL_DIFFERENCES = (
-    "Thresholds are in units of the first rounds' updates.",
-    "Networks and the mean update are averaged by data, not alike.",
+    Difference("Thresholds are in units of the first rounds' updates.", ("method.clustering.thresholds=absolute",)),
+    Difference(
+        "Networks and the mean update are averaged by data, not alike.",
+        (ALIKE, "method.clustering.kind=cosine_splits_alike"),
+    ),
 )
 
 
-def _note(reference: str, summary: str, *differences: str, interpretation: bool = False) -> Note:
+def _note(reference: str, summary: str, *differences: Difference, interpretation: bool = False) -> Note:
     return Note(reference, summary, differences, interpretation)
 
 
@@ -129,8 +199,11 @@ NOTES: dict[str, Note] = {
         PAPER,
         "A network shared by all plus one of the cluster predicts (Eq. 2). A LinUCB bandit assigns edges to clusters "
         "(Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12).",
-        "Selection is rewarded on validation data, not on the test data that are reported.",
-        "What the paper leaves open: docs/open-questions.md.",
+        Difference(
+            "Selection is rewarded on validation data, not on the test data that are reported.",
+            ("method.selection.reward_split=test",),
+        ),
+        Difference("What the paper leaves open is chosen by us.", unpriced="docs/open-questions.md says what and why"),
     ),
     "paper-text": _note(PAPER, f"Fed-BAC by the paper's text, with rewards on test data. {PAPER_START}"),
     "paper-figures": _note(PAPER, f"Fed-BAC by the paper's figures: edges move every round. {PAPER_START}"),
@@ -152,38 +225,44 @@ NOTES: dict[str, Note] = {
     "fedavg": _note(
         FEDAVG,
         "Every client trains the shared network, and the cloud averages by data: w ← Σ_i (n_i / n) w_i.",
-        "All clients train; originally a share, usually method.selection.fraction=0.1.",
+        ALL_CLIENTS,
     ),
     "fedprox": _note(
         "Li et al.: Federated Optimization in Heterogeneous Networks, 2020",
         "FedAvg whose clients minimize F_i(w) + (μ/2)‖w − w^t‖²; w^t is what they received.",
-        "μ = 0.01; the pull is clipped with the gradient.",
-        "Stragglers do not send partial work.",
+        Difference(
+            "The pull is clipped with the gradient.",
+            ("method.personalization={kind: pulled_whole, proximal: 0.01}",),
+        ),
+        Difference(
+            "μ = 0.01, one of the authors' values.", unpriced="they tune it; tune method.personalization.proximal"
+        ),
     ),
     "scaffold": _note(
         "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020",
         "Clients correct their gradients by the mean of all clients' less their own of their last training (option "
         "II). This sends twice FedAvg's bytes.",
-        "Means, and the share of participants by which c moves, are weighted by data, not alike.",
-        "Mean gradients are of SGD with momentum, clipped, with weight decay; c − c_i is not clipped.",
-        "The server's step size is 1.",
+        BY_DATA,
     ),
     "feddyn": _note(
         "Acar et al.: Federated Learning Based on Dynamic Regularization, 2021",
         "Clients learn with a linear term h_i and a pull to the network they received, so that all agree in the end; "
         "the server corrects the average by the mean h_i.",
-        "Means, and the share of participants by which h moves, are weighted by data, not alike.",
-        "α = 0.01, one of the authors' values; the pull is clipped with the gradient, h_i is not.",
+        BY_DATA,
+        Difference("The pull is clipped with the gradient.", ("method.personalization.kind=dynamic_pulled_whole",)),
+        Difference("α = 0.01, one of the authors' values.", unpriced="they tune it; tune both α"),
     ),
     "mtgc": _note(
         "Fang et al.: Hierarchical Federated Learning with Multi-Timescale Gradient Correction, 2024",
         "Clients correct their gradients towards their edge's after each of two edge averages a round, and towards "
-        "everybody's after the round. The first correction restarts at 0 each round, as in the authors' code.",
+        "everybody's after the round. The first correction restarts at 0 each round, as in the authors' code. Two "
+        "corrections travel with each client's network, one between edge and cloud.",
         BY_DATA,
-        "Clients may take different numbers of steps: changes are divided by how far SGD with momentum moves in as "
-        "many.",
-        "A client absent from the last edge average is not corrected towards it; originally all take part.",
-        "Two corrections travel with each client's network, one between edge and cloud.",
+        Difference(
+            "Clients may take different numbers of steps: changes are divided by how far SGD with momentum moves in as "
+            "many.",
+            unpriced="originally all take as many",
+        ),
     ),
     "fedavgm": _note(
         "Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for Federated Visual "
@@ -212,32 +291,32 @@ NOTES: dict[str, Note] = {
     "hierfavg-periods": _note(
         HIERFAVG,
         "HierFAVG with κ1 local epochs and κ2 = 2 edge averages per cloud average.",
-        "κ1 counts epochs (task.training.epochs), not steps.",
     ),
     "abad": _note(
         "Abad et al.: Hierarchical Federated Learning Across Heterogeneous Cellular Networks, 2020",
         "HierFAVG over sparse links. A client sends the largest 1 % of its update, other links the largest 10 %, per "
         "tensor; the rest is added the next time.",
-        "A client sends the change of several epochs, not one step's gradient, without momentum correction.",
-        "Cellular latency is not modelled; task.world simulates times.",
+        Difference(
+            "A client sends the change of its epochs, not one step's gradient, without momentum correction.",
+            unpriced="with a step a round nothing is learned in as many rounds as others need",
+        ),
     ),
     "ifca": _note(
         IFCA,
         "Before every round each client joins the cluster whose network has the lowest loss on its data. Networks "
         "start apart.",
-        "All clients train in every round.",
-        "Networks are averaged by data.",
+        ALL_CLIENTS,
+        BY_DATA,
     ),
     "ifca-edges": _note(
         IFCA,
-        "IFCA on edges.",
-        "Edges average their clients by data, but count alike, as members originally do.",
+        "IFCA on edges, which count alike, as members originally do.",
+        EDGES,
     ),
     "ifca-paper": _note(
         f"{IFCA}. As run in: {PAPER}",
-        "IFCA as the authors of Fed-BAC ran it: edges begin one cluster after another, all from the same "
-        "network, and move only every 20 rounds, for a loss below 95 % of the current one.",
-        "No fair IFCA: see ifca-edges.",
+        "IFCA as the authors of Fed-BAC ran it, which is no fair IFCA (see ifca-edges): edges begin one cluster after "
+        "another, all from the same network, and move only every 20 rounds, for a loss below 95 % of the current one.",
     ),
     "cfl": _note(
         CFL,
@@ -249,32 +328,25 @@ NOTES: dict[str, Note] = {
         CFL,
         "CFL on edges, by the averages of their clients' updates, which are smaller.",
         *CFL_DIFFERENCES,
+        EDGES,
     ),
     "fedbabu": _note(FEDBABU, FEDBABU_SUMMARY, FINE_TUNING),
-    "fedbabu-edges": _note(FEDBABU, "FedBABU on edges.", FINE_TUNING),
-    "ditto": _note(
-        DITTO, "A shared network, and one per client that is pulled towards it and predicts.", *DITTO_DIFFERENCES
-    ),
-    "ditto-edges": _note(
-        DITTO,
-        "Ditto with a personal network per edge.",
-        *DITTO_DIFFERENCES,
-    ),
+    "fedbabu-edges": _note(FEDBABU, "FedBABU on edges.", FINE_TUNING, EDGES),
+    "ditto": _note(DITTO, "A shared network, and one per client that is pulled towards it and predicts."),
+    "ditto-edges": _note(DITTO, "Ditto with a personal network per edge.", OWNERS),
     "fedper": _note(FEDPER, "One body for all, and a last layer per client."),
-    "fedper-edges": _note(FEDPER, "FedPer with a head per edge."),
+    "fedper-edges": _note(FEDPER, "FedPer with a head per edge.", OWNERS),
     "fedrep": _note(
         FEDREP,
         "Like FedPer, but the head is trained first and then the body.",
         NOT_AGAIN,
     ),
-    "fedrep-edges": _note(FEDREP, "FedRep with a head per edge.", NOT_AGAIN),
+    "fedrep-edges": _note(FEDREP, "FedRep with a head per edge.", NOT_AGAIN, OWNERS),
     "apfl": _note(APFL, "Every client predicts with a mix of its network and the shared one.", *APFL_DIFFERENCES),
-    "apfl-edges": _note(APFL, "APFL with a personal network per edge.", *APFL_DIFFERENCES),
+    "apfl-edges": _note(APFL, "APFL with a personal network per edge.", *APFL_DIFFERENCES, OWNERS),
     "pfedme": _note(
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
         "A shared network and one per client, which predicts, each pulled towards the other.",
-        "Rounds have the task's epochs, not 20 batches.",
-        "Only selected clients train; in the authors' code all do.",
     ),
     "fedrod": _note(
         FEDROD,
@@ -285,6 +357,7 @@ NOTES: dict[str, Note] = {
         FEDROD,
         "FedRoD with a personal head per edge.",
         *FEDROD_DIFFERENCES,
+        OWNERS,
     ),
     "fedala": _note(
         FEDALA,
@@ -295,63 +368,87 @@ NOTES: dict[str, Note] = {
         FEDALA,
         "FedALA with a personal network per edge.",
         LAST_MIX,
+        OWNERS,
     ),
-    "fed-cam": _note(FED_CAM, CAM_SUMMARY, *CAM_DIFFERENCES, interpretation=True),
-    "fed-cam-edges": _note(FED_CAM, "Fed-CAM on edges.", *CAM_DIFFERENCES, interpretation=True),
+    "fed-cam": _note(FED_CAM, CAM_SUMMARY, *CAM_DIFFERENCES, AT_ONCE, interpretation=True),
+    "fed-cam-edges": _note(FED_CAM, "Fed-CAM on edges.", *CAM_DIFFERENCES, AT_ONCE, EDGES, interpretation=True),
     "fed-cam-alternate": _note(
         FED_CAM,
         "Like fed-cam, but in turns: first the cluster's network learns what the shared one leaves, then the reverse.",
         *CAM_DIFFERENCES,
-        "Each of the two networks is trained for all local epochs of a round.",
+        Difference("Each of the two networks is trained for all local epochs of a round.", unpriced=UNDEFINED),
         interpretation=True,
     ),
     "fl-hc": _note(FL_HC, FL_HC_SUMMARY, *FL_HC_DIFFERENCES),
-    "fl-hc-edges": _note(FL_HC, "FL+HC on edges.", *FL_HC_DIFFERENCES),
+    "fl-hc-edges": _note(FL_HC, "FL+HC on edges.", *FL_HC_DIFFERENCES, EDGES),
     "fedgwc": _note(
         FEDGWC,
         FEDGWC_SUMMARY,
-        "Half of all clients train in a round; originally a tenth of each cluster, for 10,000 rounds. In under about a "
-        "hundred rounds W seldom comes to rest, and nothing splits.",
+        Difference(
+            "Half of all clients train in a round; originally a tenth of each cluster, for 10,000 rounds. In under "
+            "about a hundred rounds W seldom comes to rest, and nothing splits.",
+            ("method.selection.fraction=0.1",),
+        ),
         *FEDGWC_DIFFERENCES,
     ),
     "fedgwc-edges": _note(
         FEDGWC,
-        "FedGWC on edges, which all report in every round.",
-        "As nobody is sampled, a round's weight is fixed at 0.2, the patience at 5 rounds, epsilon at 1e-4 and γ at 1, "
-        "not 0.1. Rows of W are then constant: what is left is distance from the mean loss.",
-        "Even IID members may part: W is scaled by its own range, so small lasting differences of losses look large.",
+        "FedGWC on edges, which all report in every round. Even IID members may part: W is scaled by its own range, so "
+        "small lasting differences of losses look large.",
         *FEDGWC_DIFFERENCES,
+        EDGES,
+        Difference(
+            "As nobody is sampled, a round's weight is fixed at 0.2, the patience at 5 rounds, epsilon at 1e-4 and γ "
+            "at 1, not 0.1. Rows of W are then constant: what is left is distance from the mean loss.",
+            (
+                "method.clustering={kind: gaussian_rewards, discount: null, patience: null, gamma: 0.1, "
+                "epsilon: 1.0e-5}",
+            ),
+        ),
     ),
-    "chpfl": _note(CHPFL, CHPFL_SUMMARY, GROUPS, *CHPFL_DIFFERENCES, interpretation=True),
-    "chpfl-edges": _note(CHPFL, "CHPFL on edges.", *CHPFL_DIFFERENCES, interpretation=True),
+    "chpfl": _note(CHPFL, CHPFL_SUMMARY, *CHPFL_DIFFERENCES, interpretation=True),
+    "chpfl-edges": _note(
+        CHPFL, "CHPFL on edges.", *CHPFL_DIFFERENCES, Difference(EDGES.words, OF_CLIENTS[:1]), interpretation=True
+    ),
     "phe-fl": _note(
         PHE_FL,
         "Every edge blends its network with the mean of all others', in proportion to both's accuracy on validation "
-        "data.",
-        "Parameters are blended, as in the authors' code; phe-fl-kd distils.",
-        "Validation data come from training data; in the authors' code from test data (method.sharing.split=test).",
+        "data, as in the authors' code; phe-fl-kd distils.",
+        Difference(
+            "Validation data come from training data; in the authors' code from test data.",
+            ("method.sharing.split=test",),
+        ),
     ),
     "phe-fl-kd": _note(
         PHE_FL,
         "PHE-FL as others describe it: the mean of the other edges' networks teaches an edge's clients.",
-        "Clients distil while they train, with λ = 0.5 and temperature 3; the authors' code blends parameters.",
+        Difference(
+            "Clients distil while they train, with λ = 0.5 and temperature 3; the authors' code blends parameters.",
+            unpriced=UNDEFINED,
+        ),
         interpretation=True,
     ),
     "cflhkd": _note(
         "Ahmad et al.: Clustered federated learning with hierarchical knowledge distillation, 2025",
         "Members with similar updates form clusters. They learn from the mean of all networks and the two most similar "
         "clusters, and networks are drawn towards their mean every five rounds.",
-        "By the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds and then every 20; λ = 0.3 "
-        "after 10 rounds, temperature 3, ρ = 0.1.",
-        "Teachers travel twice: to be measured on members' training data after the last round, and to teach.",
+        Difference(
+            "By the abstract: agglomerative clusters by cosine, cut at 0.5, after 10 rounds and then every 20; λ = 0.3 "
+            "after 10 rounds, temperature 3, ρ = 0.1. Teachers travel twice: to be measured on members' training data "
+            "after the last round, and to teach.",
+            unpriced=UNDEFINED,
+        ),
         interpretation=True,
     ),
     "fed-csad": _note(
         "Lu et al.: Fed-CSAD, 2026 (known only from Table I of the Fed-BAC paper)",
         "A contextual bandit selects clients. The mean of all edges' networks teaches every edge, the more the better "
         "it is.",
-        "A client's context is its loss, data, rounds since its selection and speed, without the entropy of labels.",
-        "λ = 0.5·σ(10·(acc(mean) − acc(own))) on validation data, temperature 3.",
+        Difference(
+            "A client's context is its loss, data, rounds since its selection and speed, without the entropy of "
+            "labels. λ = 0.5·σ(10·(acc(mean) − acc(own))) on validation data, temperature 3.",
+            unpriced=UNDEFINED,
+        ),
         interpretation=True,
     ),
     "local": _note(
@@ -364,58 +461,74 @@ NOTES: dict[str, Note] = {
         FINE_TUNING,
     ),
     "pfedgraph": _note(PFEDGRAPH, PFEDGRAPH_SUMMARY, *PFEDGRAPH_DIFFERENCES),
-    "pfedgraph-edges": _note(PFEDGRAPH, "pFedGraph on edges.", *PFEDGRAPH_DIFFERENCES),
+    "pfedgraph-edges": _note(PFEDGRAPH, "pFedGraph on edges.", *PFEDGRAPH_DIFFERENCES, EDGES),
     "power-of-choice": _note(
         "Cho, Wang, Joshi: Towards Understanding Biased Client Selection in Federated Learning, 2022",
         "Of d candidates, drawn by data, the B with the largest loss of the received model train; with variant=last "
-        "(rpow-d) the largest loss in their last training.",
-        PER_EDGE,
+        "(rpow-d) the largest loss in their last training. With p = 0.8 at most a fifth of the clients is turned down; "
+        "a smaller p shows more of the rule. cpow-d, which measures on one batch, is left out.",
         BY_DATA,
-        "With p = 0.8 at most a fifth of the clients is turned down; a smaller p shows more of the rule.",
-        "cpow-d, which measures on one batch, is left out.",
     ),
     "ucb-cs": _note(
         "Cho et al.: Bandit-based Communication-Efficient Client Selection Strategies for Federated Learning, 2020",
         "The B clients with the largest upper confidence bounds of their discounted losses train.",
-        PER_EDGE,
-        "ln T is 0 while the discounted number of rounds T is below 1.",
-        "A selected client without an update counts as reporting its mean loss.",
+        Difference(
+            "ln T is 0 while the discounted number of rounds T is below 1; a selected client without an update counts "
+            "as reporting its mean loss.",
+            unpriced="the original has no rule for either",
+        ),
     ),
     "oort": _note(
         "Lai et al.: Oort: Efficient Federated Learning via Guided Participant Selection, 2021",
         "Clients with high losses are exploited, new ones explored, slow ones penalized, by a pacer's limit. Constants "
         "are the public code's.",
-        PER_EDGE,
-        "Only task.world.over_selection selects spare clients; the original selects 1.1 times as many.",
-        "The first round, where the public code fails, only explores. ε is 0 once no client is new, a round earlier.",
-        "The pacer sums the utility of all selected clients that are not new, also of those filling the budget.",
-        "A selected client that never returned an update counts as the mean of the others.",
+        Difference(
+            "Only task.world.over_selection selects spare clients; the original selects 1.1 times as many.",
+            ("task.world={over_selection: 1.1}",),
+        ),
+        Difference(
+            "The first round only explores, and a selected client that never returned an update counts as the mean of "
+            "the others.",
+            unpriced="the public code fails there",
+        ),
+        Difference("ε is 0 once no client is new, a round earlier.", ("method.selection.kind=oort_late",)),
+        Difference(
+            "The pacer sums the utility of all selected clients that are not new, also of those filling the budget.",
+            ("method.selection.kind=oort_paced",),
+        ),
     ),
     "cs-ucb": _note(
         "Xia et al.: Multi-Armed Bandit-Based Client Scheduling for Federated Learning, 2020",
         "The quickest clients train, by upper confidence bounds; with fairness above 0 (CS-UCB-Q) also those owed "
-        "rounds.",
-        PER_EDGE,
-        "Unless set, τ_max is the time expected of the edge's slowest client.",
-        "Dropping out has the reward 0.",
-        "With B close to N_m the bonus outweighs rewards, and clients take turns.",
+        "rounds. With B close to N_m the bonus outweighs rewards, and clients take turns.",
+        Difference(
+            "Unless set, τ_max is the time expected of the edge's slowest client, and dropping out has the reward 0.",
+            unpriced="the original gives no value for either",
+        ),
     ),
     "cocs": _note(
         "Qu et al.: Context-Aware Online Client Selection for Hierarchical Federated Learning, 2022",
         "Clients seldom selected in their cell of downlink and speed come first, then those whose updates arrived most "
         "often.",
-        "Every client costs 1 and has one edge, so the budget is max(1, ⌊p·N_m⌋) clients.",
-        "Devices and links are constant, so clients stay in their cells.",
-        "The original leaves h and K(t) to its analysis; here h = 3 and K(t) = 0.1 t^(2/5) ln t: ten times that would "
-        "only explore in 200 rounds.",
-        "Edges and the cloud average by data, not alike.",
+        Difference(
+            "Every client costs 1 and has one edge, so the budget is max(1, ⌊p·N_m⌋) clients; devices and links are "
+            "constant, so clients stay in their cells.",
+            unpriced="a task has no prices, no clients between edges and no links that change",
+        ),
+        Difference(
+            "h = 3 and K(t) = 0.1 t^(2/5) ln t; ten times that would only explore in 200 rounds.",
+            unpriced="the original leaves both to its analysis",
+        ),
+        BY_DATA,
     ),
     "trindade": _note(
         "Trindade, da Fonseca: Client Selection in Hierarchical Federated Learning, 2024",
         "The B clients with the best score train: the mean of speed, link, data, low training loss and updates that "
         "counted, each scaled to 0 to 1 within the edge.",
-        "The score follows what others say about it.",
-        "Energy is left out: simulated devices have none.",
+        Difference(
+            "The score follows what others say about it, without energy, which simulated devices do not have.",
+            unpriced=UNDEFINED,
+        ),
         interpretation=True,
     ),
 }
