@@ -17,13 +17,12 @@ from fedbac.aggregation import Mean
 from fedbac.clustering.splits import LEAST_VARIANCE, CosineSplits, CosineState, GaussianRewards, RewardsState
 from fedbac.clustering.updates import Agglomerative, widest_gap
 from fedbac.config.choices import Choice
-from fedbac.core import trees
 from fedbac.core.parts import LocalRun, LocalSteps, Part, Parts, Phase, Pull, Scope
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
-from fedbac.personalization import AdaptiveStart, Directed, DynamicPull, Interpolated, PersonalHead, Shared, TwoHeads
+from fedbac.personalization import Directed, DynamicPull, PersonalHead, Shared, TwoHeads
 from fedbac.rounds import measure
 from fedbac.selection.scored import SQUARE, Oort, OortState
 from fedbac.sharing.blends import Similar, SimilarState
@@ -149,19 +148,6 @@ class DynamicPulledWhole(DynamicPull):
         return (Phase(moves=("global",), pull={"global": Pull(self.alpha, to="global", clipped=False)}),)
 
 
-class FirstStepAlpha(Interpolated):
-    """APFL whose α moves in a training's first step alone, with a pull to 0, as in the authors' code."""
-
-    kind: Literal["first_step_alpha"] = "first_step_alpha"  # type: ignore[assignment]
-
-    def step(self, now_C: Parts, received_C: Parts, local: LocalSteps) -> Parts:
-        """Keep α where w has moved already."""
-        moved, alpha_C = super().step(now_C, received_C, local), now_C["alpha"]["alpha"]
-        first_C = (trees.rows(now_C["global"]) == trees.rows(received_C["global"])).all(1)
-        after_C = (moved["alpha"]["alpha"] - local.rate_C * 0.02 * alpha_C).clamp(0, 1)
-        return moved | {"alpha": {"alpha": torch.where(first_C, after_C, alpha_C)}}
-
-
 class HeadLast(PersonalHead):
     """FedRep whose heads are trained alone in the last round, for ten epochs."""
 
@@ -228,21 +214,6 @@ class HeadsTogether(TwoHeads):
         return {"personal": {name: value + parts["generic"][name] for name, value in parts["personal"].items()}}
 
 
-class MixedAgain(AdaptiveStart):
-    """FedALA that learns a new mix before it is judged: in the last round nothing else changes."""
-
-    kind: Literal["mixed_again"] = "mixed_again"  # type: ignore[assignment]
-    last: int = 21
-    """That round."""
-
-    def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
-        """Return the networks as received, and the mix."""
-        if run.round < self.last:
-            return super().after(received_C, started_C, trained_C, run)
-        same = {name: value.expand_as(trained_C["personal"][name]) for name, value in received_C["global"].items()}
-        return {"global": same, "personal": received_C["personal"], "mix": started_C["mix"]}
-
-
 class OortLate(Oort):
     """Oort that leaves room for new clients for a round after there were some."""
 
@@ -280,7 +251,7 @@ KINDS: dict[Choice, tuple[type[Settings], ...]] = {
     fedbac.SELECTION: (OortLate, OortPaced),
     fedbac.SHARING: (SimilarRounded,),
     fedbac.PERSONALIZATION: (
-        DirectedAway, PulledWhole, DynamicPulledWhole, FirstStepAlpha, HeadLast, RandomHead, HeadsTogether, MixedAgain,
+        DirectedAway, PulledWhole, DynamicPulledWhole, HeadLast, RandomHead, HeadsTogether,
     ),
 }  # fmt: skip
 

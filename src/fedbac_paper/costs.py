@@ -25,8 +25,9 @@ ABOUT = (
 )
 SHARED = (
     "**What all methods share in a comparison** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m "
-    "clients, or all where selection is not the method's subject, and weights them by data; rounds, epochs and the optimizer "
-    "(with momentum, clipping and weight decay) are the task's, and so are devices, links and failures (`task.world`)."
+    "clients, or all where selection is not the method's subject, and weights them by data; rounds, epochs and the "
+    "optimizer (with momentum, clipping and weight decay) are the task's, and what originals do after the last round, "
+    "as to fine-tune, is done in the last ones; devices, links and failures are the task's, too (`task.world`)."
 )
 SMALL = (
     "task.data_fraction=0.3",

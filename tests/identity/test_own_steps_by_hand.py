@@ -115,14 +115,14 @@ def test_blends_learn_as_in_algorithm_1_of_apfl(
     def learn(round_: int, client: int, got: Model) -> Model:
         me = Client(played, training, round_, client)
         w, v, alpha = got["global"], got["personal"], got["alpha"]["alpha"]
-        for x, y in me.batches:
+        for step, (x, y) in enumerate(me.batches):
             blend = {n: alpha * v[n] + (1 - alpha) * w[n] for n in w}
             slope, alone = me.gradient(blend, x, y), me.gradient(w, x, y)
             along = sum(((v[n] - w[n]) * slope[n]).sum() for n in w)
             w, v, alpha = (
                 me.sgd("w", w, alone),
                 me.sgd("v", v, {n: alpha * g for n, g in slope.items()}),
-                (alpha - me.rate * along).clamp(0, 1),
+                alpha if step else (alpha - me.rate * (along + 0.02 * alpha)).clamp(0, 1),
             )
         return {"global": w, "personal": v, "alpha": {"alpha": alpha}}
 
@@ -200,6 +200,8 @@ def test_starts_are_mixed_as_in_algorithm_1_of_fedala(
         if begins:
             passes.append(len(losses))
         now = {n: v[n] + mix[n] * (w[n] - v[n]) if n in mix else w[n] for n in w}
+        if round_ == ROUNDS:  # the mix itself is judged
+            return {"global": now, "personal": now, "mix": {n: torch.zeros_like(value) for n, value in mix.items()}}
         for x, y in me.batches:
             now = me.sgd("w", now, me.gradient(now, x, y))
         return {"global": now, "personal": now, "mix": mix}

@@ -151,6 +151,8 @@ class Predicting(Protocol):
 class LocalSteps(Protocol):
     """Gradients on the clients' own examples, for a scheme that learns from them by itself; stacks, a row for each."""
 
+    step: int
+    """How many steps of this training have been taken."""
     rate_C: Tensor
     """Each one's learning rate."""
     loss_C: Tensor

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from fedbac import models
 from fedbac.core import trees
 from fedbac.core.parts import LocalRun, LocalSteps, Params, Part, Parts, Phase, Pull, Scope, Start, held_by
-from fedbac.core.settings import Epochs, NonNegative, NumLayers, Positive, Settings
+from fedbac.core.settings import Epochs, NonNegative, NumLayers, Positive, RoundsOrNone, Settings
 from fedbac.errors import ConfigError
 from fedbac.personalization.joint import SameForAll
 
@@ -64,6 +65,10 @@ class Personal(_Beside):
         return Phase(moves=("global",), terms=("global",)), personal
 
 
+ALPHA_PULL = 0.02
+"""Of α to 0."""
+
+
 class Interpolated(_Beside):
     """w is trained and averaged as if alone. v stays with its owner; v̄ = α·v + (1 − α)·w predicts, and in every local
     step v learns through it, from w's batch: w ← w − η·∇L(w), v ← v − η·α·∇L(v̄).
@@ -77,7 +82,8 @@ class Interpolated(_Beside):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """α at the start: 0 predicts with w, 1 with v."""
     adaptive: bool = True
-    """Whether α learns, in every step: α ← α − η_α·⟨v − w, ∇L(v̄)⟩ within 0 and 1."""
+    """Whether α learns, in a training's first step, as in the authors' code: α ← α − η_α·(⟨v − w, ∇L(v̄)⟩ + 0.02·α)
+    within 0 and 1."""
     alpha_rate: Positive | None = None
     """η_α; default: the round's learning rate."""
     epochs: Epochs | None = None
@@ -94,17 +100,18 @@ class Interpolated(_Beside):
         return super().init(build, owners) | (alpha if self.adaptive else {})
 
     def step(self, now_C: Parts, received_C: Parts, local: LocalSteps) -> Parts:
-        """Move w by its own gradient, and v and α by that of the blend (Algorithm 1)."""
+        """Move w by its own gradient, and v and at first α by that of the blend (Algorithm 1)."""
         shared, own, alpha_C = now_C["global"], now_C["personal"], self._alpha(now_C)
         alone = local.gradient(shared)
         through = local.gradient(self.blended(now_C)["personal"])
         chained = {name: trees.column(alpha_C, slope) * slope for name, slope in through.items()}
         moved = {"global": local.descend("global", shared, alone), "personal": local.descend("personal", own, chained)}
-        if not self.adaptive:
+        if not self.adaptive or local.step > 0:
             return moved
         slopes = [((own[name] - shared[name]) * slope).flatten(1).sum(1) for name, slope in through.items()]
         rate = local.rate_C if self.alpha_rate is None else self.alpha_rate
-        return moved | {"alpha": {"alpha": (alpha_C - rate * torch.stack(slopes).sum(0)).clamp(0, 1)}}
+        slope_C = torch.stack(slopes).sum(0) + ALPHA_PULL * alpha_C
+        return moved | {"alpha": {"alpha": (alpha_C - rate * slope_C).clamp(0, 1)}}
 
     def blended(self, parts: Parts) -> Parts:
         """Return α·v + (1 − α)·w as the network that predicts; exactly w where α is 0, and v where it is 1."""
@@ -173,6 +180,8 @@ class MoreauEnvelope(_Beside):
         }
 
 
+LOOK = 1
+"""The phase of the last rounds, at a rate of 0."""
 LOOK_BACK = 10
 """Passes whose losses are compared."""
 ROUNDING = 1e-6
@@ -200,6 +209,8 @@ class AdaptiveStart(Settings):
     """The first time, W learns until ten passes' losses have a smaller standard deviation."""
     first_passes: Annotated[int, Field(ge=1, le=10_000)] = 100
     """At most this many passes then."""
+    last: RoundsOrNone = 1
+    """Last rounds, in which W alone learns: it is for the newest w that models are judged with, as in the original."""
     terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property
@@ -229,8 +240,9 @@ class AdaptiveStart(Settings):
         }
 
     def phases(self) -> tuple[Phase, ...]:
-        """Train the network."""
-        return (Phase(moves=("personal",)),)
+        """Train the network; in the last rounds look at it."""
+        look = (Phase(moves=("personal",), epochs=1, last=self.last),) if self.last else ()
+        return Phase(moves=("personal",), until_last=self.last), *look
 
     def before(self, received_C: Parts, run: LocalRun) -> Start:
         """Learn W, and start from the mix (Algorithm 1, lines 6 to 16)."""
@@ -250,11 +262,16 @@ class AdaptiveStart(Settings):
                 going_C = going_C & (torch.stack(losses[-LOOK_BACK:]).std(0, correction=0) >= self.settled)
             if not going_C.any():
                 break
-        return Start(self.blended(received_C | {"mix": mix}) | {"mix": mix})
+        still = {LOOK: np.zeros(len(run.count_CK))} if self.last else {}
+        return Start(self.blended(received_C | {"mix": mix}) | {"mix": mix}, rate_scale=still)
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
-        """Return what was trained as both networks, and W."""
-        return {"global": trained_C["personal"], "mix": started_C["mix"]}
+        """Return what was trained as both networks, and W; in the last rounds v is the mix itself, so its W is 0."""
+        mix = started_C["mix"]
+        if self.last:
+            trained_once_C = (run.travel_FC[LOOK] == 0).astype(np.float64)
+            mix = {name: value * trees.column(trained_once_C, value) for name, value in mix.items()}
+        return {"global": trained_C["personal"], "mix": mix}
 
     def blended(self, parts: Parts) -> Parts:
         """Return v + W ⊙ (w − v), exactly w where W is 1; and w in the lower layers."""

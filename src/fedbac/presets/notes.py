@@ -64,17 +64,6 @@ FEDROD_DIFFERENCES = (
         ("method.personalization={kind: random_head, owner: client}",),
     ),
 )
-LAST_MIX = Difference(
-    "It predicts with the last training's mix; the original first learns a new one.",
-    ("task.rounds=21", "method.personalization={kind: mixed_again, owner: client}"),
-)
-APFL_DIFFERENCES = (
-    Difference(
-        "α moves in every local step; in the authors' code only in a round's first, with a small pull to 0.",
-        ("method.personalization.kind=first_step_alpha",),
-    ),
-)
-
 PAPER = (
     "Bashir, Dagiuklas, Iqbal: Fed-BAC: Federated Bandit-Guided Additive Clustering in Hierarchical Federated "
     "Learning, 2026"
@@ -179,14 +168,13 @@ FEDBABU_SUMMARY = (
     "The body is trained under a fixed random head; in the last rounds every client fine-tunes all layers."
 )
 FINE_TUNING = Difference(
-    "Of the same total, the last 10 rounds fine-tune; originally they come on top.", ("task.rounds=30",)
+    "The last 10 rounds fine-tune, whatever their epochs; originally 5 epochs.",
+    ("method.personalization.last=5", "method.sharing.alone_rounds=5"),
 )
 CFL_DIFFERENCES = (
     Difference("Thresholds are in units of the first rounds' updates.", ("method.clustering.thresholds=absolute",)),
-    Difference(
-        "Networks and the mean update are averaged by data, not alike.",
-        (ALIKE, "method.clustering.kind=cosine_splits_alike"),
-    ),
+    BY_DATA,
+    Difference("So is the mean update.", ("method.clustering.kind=cosine_splits_alike",)),
 )
 
 
@@ -342,8 +330,8 @@ NOTES: dict[str, Note] = {
         NOT_AGAIN,
     ),
     "fedrep-edges": _note(FEDREP, "FedRep with a head per edge.", NOT_AGAIN, OWNERS),
-    "apfl": _note(APFL, "Every client predicts with a mix of its network and the shared one.", *APFL_DIFFERENCES),
-    "apfl-edges": _note(APFL, "APFL with a personal network per edge.", *APFL_DIFFERENCES, OWNERS),
+    "apfl": _note(APFL, "Every client predicts with a mix of its network and the shared one."),
+    "apfl-edges": _note(APFL, "APFL with a personal network per edge.", OWNERS),
     "pfedme": _note(
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, 2020",
         "A shared network and one per client, which predicts, each pulled towards the other.",
@@ -362,12 +350,10 @@ NOTES: dict[str, Note] = {
     "fedala": _note(
         FEDALA,
         "Every client starts from a mix of its network and the shared one, weight by weight in the last layer.",
-        LAST_MIX,
     ),
     "fedala-edges": _note(
         FEDALA,
         "FedALA with a personal network per edge.",
-        LAST_MIX,
         OWNERS,
     ),
     "fed-cam": _note(FED_CAM, CAM_SUMMARY, *CAM_DIFFERENCES, AT_ONCE, interpretation=True),
@@ -457,8 +443,7 @@ NOTES: dict[str, Note] = {
     ),
     "fedavg-ft": _note(
         f"fine-tuning after FedAvg, a common baseline of personalization ({FEDAVG})",
-        "One network for all; in the last rounds every edge continues from it alone.",
-        FINE_TUNING,
+        "One network for all; in the last 10 rounds every edge continues from it alone.",
     ),
     "pfedgraph": _note(PFEDGRAPH, PFEDGRAPH_SUMMARY, *PFEDGRAPH_DIFFERENCES),
     "pfedgraph-edges": _note(PFEDGRAPH, "pFedGraph on edges.", *PFEDGRAPH_DIFFERENCES, EDGES),
