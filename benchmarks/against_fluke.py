@@ -146,7 +146,7 @@ PAIRS = (
         passes=2 * EPOCHS,
         change="the same, p trained before the rest",
     ),
-    Pair("fedala", "fedala", (BY_CLIENTS, "method.personalization.last=0"), Rival(FedALAClient)),
+    Pair("fedala", "fedala", (BY_CLIENTS,), Rival(FedALAClient)),
 )
 
 

@@ -22,7 +22,7 @@ from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
-from fedbac.personalization import Directed, DynamicPull, PersonalHead, Shared, TwoHeads
+from fedbac.personalization import AdaptiveStart, Directed, DynamicPull, PersonalHead, Shared, TwoHeads
 from fedbac.rounds import measure
 from fedbac.selection.scored import SQUARE, Oort, OortState
 from fedbac.sharing.blends import Similar, SimilarState
@@ -152,6 +152,7 @@ class HeadLast(PersonalHead):
     """FedRep whose heads are trained alone in the last round, for ten epochs."""
 
     kind: Literal["head_last"] = "head_last"  # type: ignore[assignment]
+    order: Literal["together", "head_first"] = "head_first"
 
     def phases(self) -> tuple[Phase, ...]:
         """Train the head, then the body but for the last round."""
@@ -214,6 +215,21 @@ class HeadsTogether(TwoHeads):
         return {"personal": {name: value + parts["generic"][name] for name, value in parts["personal"].items()}}
 
 
+class MixedAgain(AdaptiveStart):
+    """FedALA that learns a new mix before it is judged: in the last round nothing else changes."""
+
+    kind: Literal["mixed_again"] = "mixed_again"  # type: ignore[assignment]
+    last: int = 21
+    """That round."""
+
+    def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
+        """Return the networks as received, and the mix."""
+        if run.round < self.last:
+            return super().after(received_C, started_C, trained_C, run)
+        same = {name: value.expand_as(trained_C["personal"][name]) for name, value in received_C["global"].items()}
+        return {"global": same, "personal": received_C["personal"], "mix": started_C["mix"]}
+
+
 class OortLate(Oort):
     """Oort that leaves room for new clients for a round after there were some."""
 
@@ -251,7 +267,7 @@ KINDS: dict[Choice, tuple[type[Settings], ...]] = {
     fedbac.SELECTION: (OortLate, OortPaced),
     fedbac.SHARING: (SimilarRounded,),
     fedbac.PERSONALIZATION: (
-        DirectedAway, PulledWhole, DynamicPulledWhole, HeadLast, RandomHead, HeadsTogether,
+        DirectedAway, PulledWhole, DynamicPulledWhole, HeadLast, RandomHead, HeadsTogether, MixedAgain,
     ),
 }  # fmt: skip
 

@@ -54,7 +54,7 @@ HOOKS: dict[str, tuple[dict[str, Any], str]] = {
         "before() must return 1.weight of part 'personal' as a tensor of",
     ),
     "written in place": (before(zeroed), "before() wrote to received/personal/"),
-    "an unknown phase": (before(torch.clone, phase2=np.ones(7)), "scales the rate of phase 2, but there are 2"),
+    "an unknown phase": (before(torch.clone, phase2=np.ones(7)), "scales the rate of phase 2, but there are 1"),
     "one scale for all": (before(torch.clone, phase0=np.ones(1)), "must scale the rate of phase 0 by 7 numbers"),
     "a scale below zero": (before(torch.clone, phase0=-np.ones(7)), "must scale the rate of phase 0 by 7 numbers"),
     "a start that is not finite": (before(lambda value: value / 0), "before() must return finite numbers"),

@@ -159,7 +159,7 @@ def test_the_mixture_of_the_server_goes_as_far_beyond_the_mean() -> None:
 @OWNERS
 def test_a_start_that_never_adapts_is_hierfavg(owner: str, hierfavg: Played) -> None:
     """Exactly for clients; a mean of ones over an edge may round them."""
-    played = run(AdaptiveStart.model_validate({"owner": owner, "mix_rate": 0.0, "last": 0}))
+    played = run(AdaptiveStart.model_validate({"owner": owner, "mix_rate": 0.0}))
     far = distance(whole(played.end.parts["global"]), whole(hierfavg.end.parts["global"]))
     assert far == 0 if owner == "client" else far < 1e-5
     assert judged(played) == [pytest.approx(edges, abs=1e-12) for edges in judged(hierfavg)]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from fedbac import models
 from fedbac.core import trees
 from fedbac.core.parts import LocalRun, LocalSteps, Params, Part, Parts, Phase, Pull, Scope, Start, held_by
-from fedbac.core.settings import Epochs, NonNegative, NumLayers, Positive, RoundsOrNone, Settings
+from fedbac.core.settings import Epochs, NonNegative, NumLayers, Positive, Settings
 from fedbac.errors import ConfigError
 from fedbac.personalization.joint import SameForAll
 
@@ -180,8 +179,6 @@ class MoreauEnvelope(_Beside):
         }
 
 
-LOOK = 1
-"""The phase of the last rounds, at a rate of 0."""
 LOOK_BACK = 10
 """Passes whose losses are compared."""
 ROUNDING = 1e-6
@@ -209,8 +206,6 @@ class AdaptiveStart(Settings):
     """The first time, W learns until ten passes' losses have a smaller standard deviation."""
     first_passes: Annotated[int, Field(ge=1, le=10_000)] = 100
     """At most this many passes then."""
-    last: RoundsOrNone = 1
-    """Last rounds, in which W alone learns: it is for the newest w that models are judged with, as in the original."""
     terms: ClassVar[tuple[str, ...]] = ("network",)
 
     @property
@@ -240,9 +235,8 @@ class AdaptiveStart(Settings):
         }
 
     def phases(self) -> tuple[Phase, ...]:
-        """Train the network; in the last rounds look at it."""
-        look = (Phase(moves=("personal",), epochs=1, last=self.last),) if self.last else ()
-        return Phase(moves=("personal",), until_last=self.last), *look
+        """Train the network."""
+        return (Phase(moves=("personal",)),)
 
     def before(self, received_C: Parts, run: LocalRun) -> Start:
         """Learn W, and start from the mix (Algorithm 1, lines 6 to 16)."""
@@ -262,16 +256,11 @@ class AdaptiveStart(Settings):
                 going_C = going_C & (torch.stack(losses[-LOOK_BACK:]).std(0, correction=0) >= self.settled)
             if not going_C.any():
                 break
-        still = {LOOK: np.zeros(len(run.count_CK))} if self.last else {}
-        return Start(self.blended(received_C | {"mix": mix}) | {"mix": mix}, rate_scale=still)
+        return Start(self.blended(received_C | {"mix": mix}) | {"mix": mix})
 
     def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
-        """Return what was trained as both networks, and W; in the last rounds v is the mix itself, so its W is 0."""
-        mix = started_C["mix"]
-        if self.last:
-            trained_once_C = (run.travel_FC[LOOK] == 0).astype(np.float64)
-            mix = {name: value * trees.column(trained_once_C, value) for name, value in mix.items()}
-        return {"global": trained_C["personal"], "mix": mix}
+        """Return what was trained as both networks, and W."""
+        return {"global": trained_C["personal"], "mix": started_C["mix"]}
 
     def blended(self, parts: Parts) -> Parts:
         """Return v + W ⊙ (w − v), exactly w where W is 1; and w in the lower layers."""
