@@ -1,7 +1,8 @@
 """How a round's cost grows with the number of clients and edges, and how much of it is not local work.
 
     python benchmarks/scaling.py [--clients 100 1000 10000] [--edges 10 100] [--json FILE]
-    python benchmarks/scaling.py --clients 10000 100000 --edges 100 1000 --images 4 --rounds 1      # tiny clients
+    python benchmarks/scaling.py --clients 1000000 --edges 1000 --images 4 --rounds 1 --side 4 \\
+        --network "{kind: mlp, hidden: [8]}" --methods hierfavg fed-bac --json results/performance/million.json
 
 Every client holds a few random images of 1x28x28 and trains one epoch, so that little hides the rest. Edges are
 assigned to clusters in every round, which is as often as a method can. Local work is what clients do: training, and
@@ -16,6 +17,7 @@ import multiprocessing
 import resource
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,41 +44,49 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, default=10)
     parser.add_argument("--images", type=int, default=20, help="per client; a tenth of them for validation")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--side", type=int, default=28, help="of an image, in pixels")
+    parser.add_argument("--network", default="lenet5")
     parser.add_argument("--period", type=int, default=1, help="rounds between assignments to clusters")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--method", default="fed-bac")
+    parser.add_argument("--methods", nargs="+", default=["fed-bac"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--memory", type=float, help="GiB for the clients that are trained at once")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    print(f"{args.method}, {args.clusters} clusters, {args.images} images a client, {args.epochs} epochs")
-    titles = ["clients", "edges", "s a round", "us per sample-step", *(f"{part} %" for part in (*LOCAL, *CENTRAL))]
+    print(f"{args.clusters} clusters, {args.images} images a client, {args.epochs} epochs")
+    titles = [
+        "method",
+        "clients",
+        "edges",
+        "s a round",
+        "us per sample-step",
+        *(f"{part} %" for part in (*LOCAL, *CENTRAL)),
+    ]
     print("  ".join([*titles, "peak MiB", "chunk"]))
     results = []
-    for num_edges in args.edges:
-        for num_clients in (count for count in args.clients if count >= num_edges):
-            with multiprocessing.get_context("spawn").Pool(1) as alone:
-                row = alone.apply(measure, (num_clients, num_edges, args))
-            results.append(row)
-            cells = [num_clients, num_edges, f"{row['seconds_per_round']:.2f}", f"{row['us_per_sample_step']:.1f}"]
-            cells += [f"{100 * row['share'][part]:.2f}" for part in (*LOCAL, *CENTRAL)]
-            cells += [f"{row['peak_memory_mib']:.0f}", row["clients_at_once"]]
-            widths = [len(title) for title in [*titles, "peak MiB", "chunk"]]
-            print("  ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
+    for method, num_edges, num_clients in product(args.methods, args.edges, args.clients):
+        if num_clients < num_edges:
+            continue
+        with multiprocessing.get_context("spawn").Pool(1) as alone:
+            row = alone.apply(measure, (method, num_clients, num_edges, args))
+        results.append(row)
+        cells = [method, num_clients, num_edges, f"{row['seconds_per_round']:.2f}", f"{row['us_per_sample_step']:.1f}"]
+        cells += [f"{100 * row['share'][part]:.2f}" for part in (*LOCAL, *CENTRAL)]
+        cells += [f"{row['peak_memory_mib']:.0f}", row["clients_at_once"]]
+        widths = [len(title) for title in [*titles, "peak MiB", "chunk"]]
+        print("  ".join(str(cell).rjust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[str, Any]:
+def measure(method: str, num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[str, Any]:
     """Play some rounds and return where the time went."""
-    data, shards = federation(num_clients, num_edges, args.images)
-    settings = [
-        f"task.training.epochs={args.epochs}",
-        f"method.clustering.period={args.period}",
-        f"method.clustering.num_clusters={args.clusters}",
-    ]
+    data, shards = federation(num_clients, num_edges, args.images, args.side)
+    settings = [f"task.training.epochs={args.epochs}", f"task.network={args.network}"]
+    if hasattr(configure(method, "demo").method.clustering, "period"):
+        settings += [f"method.clustering.period={args.period}", f"method.clustering.num_clusters={args.clusters}"]
     inputs = Inputs(dataset=data, shards=shards)
-    experiment = configure(args.method, rounds=args.rounds, settings=settings, inputs=inputs)
+    experiment = configure(method, rounds=args.rounds, settings=settings, inputs=inputs)
     parties = assemble(experiment, dataset=data, shards=shards)
     runtime = Runtime(device=args.device)
     trainer = make_trainer(parties.network, experiment.method.personalization, parties.examples, runtime)
@@ -103,6 +113,9 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
     edges.close()
     clock.seconds["other"] = total - sum(clock.seconds.values())
     return {
+        "method": method,
+        "network": str(args.network),
+        "side": args.side,
         "clients": num_clients,
         "edges": num_edges,
         "machine": describe(edges.device),
@@ -120,11 +133,11 @@ def measure(num_clients: int, num_edges: int, args: argparse.Namespace) -> dict[
     }
 
 
-def federation(num_clients: int, num_edges: int, images: int) -> tuple[Dataset, Shards]:
+def federation(num_clients: int, num_edges: int, images: int, side: int = 28) -> tuple[Dataset, Shards]:
     """Return random images, equally many for every client."""
     rng = np.random.default_rng(0)
     total = num_clients * images
-    x, y = rng.integers(0, 256, (total, 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, total)
+    x, y = rng.integers(0, 256, (total, 1, side, side), dtype=np.uint8), rng.integers(0, 10, total)
     data = Dataset("random", x, y, x[:1000], y[:1000], 10)
     held = max(1, images // 10)
     shards = Shards(

@@ -1,14 +1,13 @@
 """What the benchmarks measured, in tables for docs/performance.md, and what follows for a million clients."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedbac_paper.tables import NONE, table
 
 Row = Mapping[str, Any]
-MILLION, MANY_EDGES, MACHINES = 1_000_000, 1_000, (1, 10, 100, 1_000)
 GB = 1e9
 PARTS = ("training", "measuring")
 """Parts of a round that the table shows; the files have the small others."""
@@ -125,27 +124,34 @@ def scaling(folder: Path) -> str:
     )
 
 
-def tiny(folder: Path) -> tuple[str, str]:
-    """Return what the largest round of very many tiny clients says of a million, and those that were measured."""
-    measured = _read(folder / "tiny.json")
-    largest = measured[-1]
-    clients, edges = MILLION / largest["clients"], MANY_EDGES / largest["edges"]
-    seconds = {part: share * largest["seconds_per_round"] for part, share in largest["share"].items()}
-    work = clients * (seconds["training"] + seconds["measuring"])
-    averages = clients * (seconds["selection"] + seconds["aggregation"])
-    cloud = edges * (seconds["clustering"] + seconds["other"])
-    sent = largest["bytes_per_round"]
-    ways = [(direction, purpose) for direction in ("down", "up") for purpose in ("train", "evaluate")]
-    moved = sum(sent["client"][way][purpose] for way, purpose in ways)
-    needed = ", ".join(f"{(work + averages) / count + cloud:,.0f} seconds on {count:,}" for count in MACHINES)
-    verdict = (
-        f"**A round of a million tiny clients at {MANY_EDGES:,} edges would take {needed} machines of two cores. "
-        f"Measuring breaks first:** it takes "
-        f"{seconds['measuring'] / (seconds['training'] + seconds['measuring']):.0%} of the clients' time and "
-        f"{sent['client']['down']['evaluate'] / moved:.0%} of the {_number(clients * moved / GB)} GB between clients "
-        "and edges."
+def million(folder: Path) -> tuple[str, str]:
+    """Return what a round of a million tiny clients took, and the parts of it."""
+    measured = _read(folder / "million.json")
+    told = " and ".join(
+        f"{_number(row['seconds_per_round'])} s with `{row['method']}`, in {row['peak_memory_mib'] / 1024:.1f} GiB"
+        for row in measured
     )
-    return f"\n{verdict}\n\n", f"\n{_scalings(measured)}\n\n"
+    most = max(measured, key=lambda row: row["share"]["measuring"])
+    share, sent = most["share"], most["bytes_per_round"]["client"]
+    moved = sum(sent[way][purpose] for way in ("down", "up") for purpose in ("train", "evaluate"))
+    verdict = (
+        f"**A round of {most['clients']:,} tiny clients at {most['edges']:,} edges took {told}, on {most['machine']}. "
+        f"What grows first is measuring:** with `{most['method']}` it takes "
+        f"{share['measuring'] / (share['training'] + share['measuring']):.0%} of the clients' time and "
+        f"{sent['down']['evaluate'] / moved:.0%} of the {_number(moved / GB)} GB between clients and edges."
+    )
+    header = ("method", "s a round", *(f"{part} %" for part in PARTS), "averages %", "rest %", "peak MiB")
+    rows = [
+        (
+            f"`{row['method']}`",
+            _number(row["seconds_per_round"]),
+            *(f"{100 * row['share'][part]:.0f}" for part in (*PARTS, "aggregation")),
+            f"{100 * sum(row['share'][part] for part in ('selection', 'clustering', 'other')):.0f}",
+            f"{row['peak_memory_mib']:,.0f}",
+        )
+        for row in measured
+    ]
+    return f"\n{verdict}\n\n", f"\n{table(header, rows)}\n\n"
 
 
 def candidates(folder: Path) -> str:
@@ -161,17 +167,6 @@ def candidates(folder: Path) -> str:
             told.setdefault(method, []).append(f"{count}: {between}")
     lines = "\n".join(f"- `{method}`, {'; '.join(found)}" for method, found in told.items())
     return f"\n{lines}\n\n"
-
-
-def _scalings(rows: Sequence[Row]) -> str:
-    header = ("clients", "edges", "s a round", "µs per sample-step", *(f"{part} %" for part in PARTS), "peak MiB")
-    return table(header, [_scaled(row) for row in rows])
-
-
-def _scaled(row: Row) -> tuple[str, ...]:
-    shares = (f"{100 * row['share'][part]:.0f}" for part in PARTS)
-    seconds, each = _number(row["seconds_per_round"]), _number(row["us_per_sample_step"])
-    return f"{row['clients']:,}", f"{row['edges']:,}", seconds, each, *shares, f"{row['peak_memory_mib']:,.0f}"
 
 
 def _number(value: float | None) -> str:

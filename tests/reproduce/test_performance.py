@@ -27,15 +27,15 @@ def test_shares_of_a_round_are_in_percent(tmp_path: Path) -> None:
     assert "with 1,000 edges, takes 100 s, 40 % of it for measuring, and at most 900 MiB." in text
 
 
-def test_of_a_million_machines_share_all_but_the_cloud_s_part(tmp_path: Path) -> None:
+def test_what_a_million_took_is_told_by_method(tmp_path: Path) -> None:
     each = {way: {"train": 10**9, "evaluate": 10**8, "control": 10} for way in ("down", "up")}
-    larger = row() | {"edges": 500, "bytes_per_round": {"client": each, "cloud": each}}
-    (tmp_path / "tiny.json").write_text(json.dumps([row() | {"clients": 1}, larger]))
-    verdict, measured = performance.tiny(tmp_path)
-    told = "960 seconds on 1, 105 seconds on 10, 20 seconds on 100, 11 seconds on 1,000 machines"
-    assert told in verdict, "clients' and edges' work grows tenfold, the cloud's twofold"
-    assert "50% of the clients' time and 5% of the 22 GB" in verdict
-    assert measured.count("| 100 | 20 | 40 |") == 2
+    more = {"clients": 1_000_000, "machine": "2 cores", "bytes_per_round": {"client": each}, "peak_memory_mib": 2048}
+    rows = [row() | more | {"method": "a"}, row() | more | {"method": "b", "seconds_per_round": 50.0}]
+    (tmp_path / "million.json").write_text(json.dumps(rows))
+    verdict, measured = performance.million(tmp_path)
+    assert "1,000,000 tiny clients at 1,000 edges took 100 s with `a`, in 2.0 GiB and 50 s with" in verdict
+    assert "50% of the clients' time and 5% of the 2.2 GB" in verdict
+    assert "| `b` | 50 | 40 | 40 | 10 | 10 | 2,048 |" in measured
 
 
 def test_candidates_are_compared_seed_by_seed(tmp_path: Path) -> None:

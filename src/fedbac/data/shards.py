@@ -45,9 +45,9 @@ class Shards:
         for edge, members in enumerate(clients):
             if members.size == 0:
                 raise ConfigError(f"shards.clients[{edge}] is empty; every edge needs a client")
-        _refuse_repeats("shards.clients: a client", clients)
-        for client, own in enumerate(zip(train, validation, strict=True)):
-            _refuse_repeats(f"shards.train[{client}] and shards.validation[{client}]: an example", own)
+        _refuse_repeats("shards.clients: a client", [np.concatenate(clients)])
+        both = [np.concatenate(pair) for pair in zip(train, validation, strict=True)]
+        _refuse_repeats("shards.train[{0}] and shards.validation[{0}]: an example", both)
         (noisy,) = _groups("noisy", (self.noisy,), len(train))
         return replace(self, train=train, validation=validation, test=test, noisy=tuple(noisy.tolist()))
 
@@ -77,22 +77,44 @@ def _groups(name: str, groups: Any, limit: int | None) -> tuple[IntArray, ...]:
             indices = np.asarray(group)
         except (ValueError, TypeError, OverflowError) as error:
             raise ConfigError(f"shards.{name}[{place}] is no list of whole numbers ({error})") from error
-        if indices.ndim != 1 or (indices.size and not np.issubdtype(indices.dtype, np.integer)):
+        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
             found = f"{indices.dtype} of shape {indices.shape}"
             raise ConfigError(f"shards.{name}[{place}] is {found}; it must be one row of whole numbers")
-        if indices.size and (int(indices.min()) < 0 or (limit is not None and int(indices.max()) >= limit)):
-            allowed = "0 or more" if limit is None else f"from 0 to {limit - 1}"
-            raise ConfigError(
-                f"shards.{name}[{place}] runs from {indices.min()} to {indices.max()}; indices here are {allowed}"
-            )
+        if indices.dtype == np.uint64:  # which may hold larger ones than those that are kept here
+            _refuse_beyond(name, place, indices, limit)
         out.append(indices.astype(np.int64))
+    all_R = _joined(out)
+    if all_R.size and (all_R.min() < 0 or (limit is not None and all_R.max() >= limit)):
+        for place, indices in enumerate(out):
+            _refuse_beyond(name, place, indices, limit)
     return tuple(out)
 
 
+def _refuse_beyond(name: str, place: int, indices: IntArray, limit: int | None) -> None:
+    first, last = (int(indices.min()), int(indices.max())) if indices.size else (0, 0)
+    if first < 0 or last >= (2**63 if limit is None else limit):
+        allowed = "0 or more" if limit is None else f"from 0 to {limit - 1}"
+        raise ConfigError(f"shards.{name}[{place}] runs from {first} to {last}; indices here are {allowed}")
+
+
 def _refuse_repeats(what: str, groups: Sequence[IntArray]) -> None:
-    value, count = np.unique(np.concatenate(groups), return_counts=True)
-    if (count > 1).any():
-        raise ConfigError(f"{what} may be listed once, but {value[count > 1][0]} is listed twice")
+    """Refuse a number that is twice in a group."""
+    all_R, group_R = _joined(groups), _group_of(groups)
+    order = np.lexsort((all_R, group_R))
+    all_R, group_R = all_R[order], group_R[order]
+    twice = np.flatnonzero((all_R[1:] == all_R[:-1]) & (group_R[1:] == group_R[:-1]))
+    if twice.size:
+        who = what.format(group_R[twice[0]])
+        raise ConfigError(f"{who} may be listed once, but {all_R[twice[0]]} is listed twice")
+
+
+def _joined(groups: Sequence[IntArray]) -> IntArray:
+    return np.concatenate(groups) if groups else np.zeros(0, dtype=np.int64)
+
+
+def _group_of(groups: Sequence[IntArray]) -> IntArray:
+    """Return of each number in groups that are joined the group that it is from."""
+    return np.repeat(np.arange(len(groups)), [group.size for group in groups])
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
