@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedbac
 from fedbac.aggregation import Mean
-from fedbac.clustering.splits import LEAST_VARIANCE, CosineSplits, CosineState, GaussianRewards, RewardsState
+from fedbac.clustering.splits import LEAST_VARIANCE, GaussianRewards, RewardsState
 from fedbac.clustering.updates import Agglomerative, widest_gap
 from fedbac.config.choices import Choice
 from fedbac.core.parts import LocalRun, LocalSteps, Part, Parts, Phase, Pull, Scope
@@ -37,16 +37,6 @@ class Alike(Mean):
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return the plain mean."""
         return change_CD.mean(0, dtype=torch.float64).to(change_CD.dtype)
-
-
-class SplitsAlike(CosineSplits):
-    """CFL whose mean update is the plain mean."""
-
-    kind: Literal["cosine_splits_alike"] = "cosine_splits_alike"  # type: ignore[assignment]
-
-    def act(self, state: CosineState, evidence: Evidence, rng: Rng) -> tuple[CosineState, Assignment]:
-        """Split as if all had as many examples."""
-        return super().act(state, replace(evidence, size_N=np.ones_like(evidence.size_N)), rng)
 
 
 class PublicRewards(GaussianRewards):
@@ -263,7 +253,7 @@ class OortPaced(Oort):
 
 KINDS: dict[Choice, tuple[type[Settings], ...]] = {
     fedbac.AGGREGATION: (Alike,),
-    fedbac.CLUSTERING: (SplitsAlike, PublicRewards, AgglomerativeManhattan),
+    fedbac.CLUSTERING: (PublicRewards, AgglomerativeManhattan),
     fedbac.SELECTION: (OortLate, OortPaced),
     fedbac.SHARING: (SimilarRounded,),
     fedbac.PERSONALIZATION: (

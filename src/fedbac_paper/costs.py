@@ -29,9 +29,9 @@ ABOUT = (
 )
 SHARED = (
     "**What all methods share in a comparison** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m "
-    "clients, or all where selection is not the method's subject, and weights them by data; rounds, epochs and the "
-    "optimizer (with momentum, clipping and weight decay) are the task's, and what originals do after the last round, "
-    "as to fine-tune, is done in the last ones; devices, links and failures are the task's, too (`task.world`)."
+    "clients, or all where selection is not the method's subject; rounds, epochs, the optimizer (with momentum, "
+    "clipping and weight decay), devices, links and failures (`task.world`) are the task's; and where an original "
+    "fine-tunes after its last round, the last rounds do."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -116,7 +116,7 @@ def line(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
     by_task = [points(found, method, difference, task) for task in TASKS]
     if any(len(gaps) < len(SEEDS) for gaps in by_task):
         return difference.words
-    told = ", ".join(f"{mean(gaps):+.1f}".replace("-", "−") for gaps in by_task)
+    told = ", ".join(f"{round(mean(gaps), 1) + 0.0:+.1f}".replace("-", "−") for gaps in by_task)
     unsure = mean(map(mean, by_task)) > MOST and not dear(method, difference, found)
     return f"{difference.words} Cost: {told} points{', within noise' * unsure}."
 

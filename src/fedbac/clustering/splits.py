@@ -26,8 +26,9 @@ class CosineState(NamedTuple):
 class CosineSplits(OneClusterFirst):
     """Start as one cluster; split one at rest whose members still pull apart.
 
-    A cluster splits if ‖mean_i Δ_i‖ < ε1, the mean by data, and max_i ‖Δ_i‖ > ε2. Complete linkage on the cosine of
-    updates makes the sides, so that the largest similarity across is small. Both continue from their parent's network.
+    A cluster splits if ‖mean_i Δ_i‖ < ε1, members counting alike, and max_i ‖Δ_i‖ > ε2. Complete linkage on the cosine
+    of updates makes the sides, so that the largest similarity across is small. Both continue from their parent's
+    network.
     """
 
     kind: Literal["cosine_splits"] = "cosine_splits"
@@ -78,20 +79,19 @@ class CosineSplits(OneClusterFirst):
         for k in np.unique(label_N).tolist():
             members = np.flatnonzero((label_N == k) & ~np.isnan(np.diagonal(evidence[Gram()])))
             free = np.setdiff1d(np.arange(num_clusters), after_N)
-            leaving = self._leaving(evidence[Gram()][np.ix_(members, members)], evidence.size_N[members], unit)
+            leaving = self._leaving(evidence[Gram()][np.ix_(members, members)], unit)
             if free.size and leaving.size:
                 after_N[members[leaving]] = free[0]
                 origin_KJ[free[0]] = np.arange(num_clusters) == k
         return state, Assignment(after_N, origin_KJ)
 
-    def _leaving(self, gram_NN: FloatArray, size_N: IntArray, unit: float) -> IntArray:
+    def _leaving(self, gram_NN: FloatArray, unit: float) -> IntArray:
         """Return the places of the members of a cluster that leave it; the side of its first member stays."""
         stays = np.zeros(0, dtype=np.int64)
         count = len(gram_NN)
         if count < self.min_members:
             return stays
-        share_N = size_N / size_N.sum()
-        mean_norm, largest = np.sqrt(max(share_N @ gram_NN @ share_N, 0.0)), np.sqrt(np.diagonal(gram_NN).max())
+        mean_norm, largest = np.sqrt(max(gram_NN.mean(), 0.0)), np.sqrt(np.diagonal(gram_NN).max())
         if not (mean_norm < self.epsilon_1 * unit and largest > self.epsilon_2 * unit):
             return stays
         from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import and seldom needed

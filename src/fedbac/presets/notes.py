@@ -179,7 +179,6 @@ FINE_TUNING = Difference(
 CFL_DIFFERENCES = (
     Difference("Thresholds are in units of the first rounds' updates.", ("method.clustering.thresholds=absolute",)),
     BY_DATA,
-    Difference("So is the mean update.", ("method.clustering.kind=cosine_splits_alike",)),
 )
 
 
