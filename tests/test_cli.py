@@ -321,6 +321,10 @@ def test_a_refused_command_keeps_the_runs_that_were_there(
 
 def test_lists(fedbac: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "linucb" in fedbac("methods")
+    monkeypatch.setattr(out, "_width", 80)
+    words = set(fedbac("methods").split())
+    assert {"selection", "sharing", "personal", "Regularization"} <= words, "no word is broken"
+    monkeypatch.setattr(out, "_width", None)
     tasks = fedbac("tasks")
     assert "cifar10-severe" in tasks
     assert "M edges, N clients, " in tasks

@@ -58,8 +58,12 @@ def methods(
             say(str(error), err)
     for count in range(len(DROPPED) + 1):
         table = _table_one(lines, [i for i, title in enumerate(COLUMNS) if title not in DROPPED[:count]])
-        if needed_width(table).minimum <= out.width:  # no word need be broken
+        needed = needed_width(table)
+        if needed.minimum <= out.width:  # no word need be broken
             break
+    if needed.maximum > out.width:
+        for column in table.columns:  # left to itself, rich breaks words of one column to give another more room
+            column.max_width = column.min_width
     out.print(table)
     if count:
         say(f"Left out, as the terminal is narrow: {', '.join(DROPPED[:count])}.")
@@ -71,7 +75,7 @@ def methods(
 def _table_one(lines: Sequence[Sequence[str]], kept: Sequence[int]) -> Table:
     table = Table(box=None, pad_edge=False)
     for i in kept:
-        longest = max(len(word) for line in lines for word in line[i].split())
+        longest = max(len(word) for line in (COLUMNS, *lines) for word in line[i].split())
         table.add_column(COLUMNS[i], no_wrap=COLUMNS[i] == "method", min_width=longest, overflow="fold")
     for line in lines:
         table.add_row(*(shown(line[i]) for i in kept))
