@@ -271,6 +271,8 @@ def test_who_looks_sends_weighs_or_holds_out_more_is_named_in_a_line_each() -> N
         "fed-bac predicts with 2.0 times the weights of ifca-edges.",
         "Data held out for validation are used by fed-bac only; no other method trains on them.",
     ]
+    elsewhere = with_task(other, dataset="svhn")
+    assert warnings([one, elsewhere]) == [], "methods on different tasks are not compared"
     assert warnings([other, plain]) == []
     header, rows = table([one, other])
     assert [row[header.index("decisions")] for row in rows] == ["2", "12"]

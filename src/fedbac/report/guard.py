@@ -10,10 +10,13 @@ MUCH = 1.5
 """How many times the bytes or weights of another method are worth a line."""
 
 
-def guarded(together: Sequence[Group], measured_on: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return what a reader of a comparison should know; given the splits that each method's policies learn from."""
+def guarded(together: Sequence[Group], measured_on: Mapping[str, Sequence[str]], side_by_side: bool) -> list[str]:
+    """Return what a reader of a comparison should know; given the splits that each method's policies learn from.
+
+    Runs of different tasks do not stand side by side: of them it is only said which policies do not act.
+    """
     notes = [note for group in together for note in _idle(group)]
-    if len(together) == 1:
+    if len(together) == 1 or not side_by_side:
         return notes
     looks = {group.label: group.runs[0].summary["decisions"] or 0 for group in together if _clusters(group.runs[0])}
     if len(set(looks.values())) > 1:

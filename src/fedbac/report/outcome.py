@@ -81,7 +81,7 @@ def warnings(runs: Sequence[StoredRun]) -> list[str]:
     """Return what is to be said with every outcome: failed clients, idle policies, and unequal means."""
     together = groups(summarized(runs))
     splits = {group.label: [one for used in measured_on(group.runs[0]).values() for one in used] for group in together}
-    return failures(runs) + guarded(together, splits)
+    return failures(runs) + guarded(together, splits, side_by_side=not different(runs))
 
 
 def failures(runs: Sequence[StoredRun]) -> list[str]:
