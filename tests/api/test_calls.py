@@ -135,6 +135,17 @@ def test_points_side_by_side_are_the_runs_that_come_one_after_another(
         assert all(weights[name].equal(value) for name, value in alone.model(0).state_dict().items())
 
 
+@pytest.mark.full
+def test_what_workers_warn_of_comes_once_and_from_the_parent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A line of another process would stand in the middle of the progress bars."""
+    fedbac.sweep("fed-bac", **TINY, seed=[0, 1], jobs=2, out=tmp_path, progress=False)
+    assert [message.partition("=")[0] for message in caplog.messages] == ["fed-bac: method.clustering.period"]
+    assert "method.clustering.period" not in capfd.readouterr().err
+    assert not list(tmp_path.glob(".stop-*"))
+
+
 def test_runs_side_by_side_need_a_folder_and_a_sound_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"jobs: .*give out="):
         fedbac.sweep("hierfavg", **TINY, jobs=2)

@@ -309,6 +309,7 @@ def _run_elsewhere(
     # A file tells workers to stop, as they may be on other machines of which only the disk is shared. Its name is
     # never used again, so that one left behind by a crash stops nobody.
     sign = folders[0].path.parent / f".stop-{uuid.uuid4().hex}"
+    heard, known = _warnings_of(sign), set[str]()
     try:
         with workers as submit:
             pending = {folder.path: submit(str(folder.path), inputs, str(sign), until) for folder in folders}
@@ -324,8 +325,18 @@ def _run_elsewhere(
                             future.result()  # raises what the run raised
                         except Exception as error:
                             fail(path, error)
+                for line in heard.read_text(encoding="utf-8").splitlines() if heard.exists() else ():
+                    if line not in known:
+                        known.add(line)
+                        log.warning("%s", line)
     finally:
         sign.unlink(missing_ok=True)
+        heard.unlink(missing_ok=True)
+
+
+def _warnings_of(sign: Path) -> Path:
+    """Return the file into which workers warn: on the terminal their lines would break the parent's progress bars."""
+    return sign.with_name(f"{sign.name}.warnings")
 
 
 def run_folder(folder: str, inputs: Inputs, sign: str, until: int | None = None) -> None:
@@ -333,8 +344,16 @@ def run_folder(folder: str, inputs: Inputs, sign: str, until: int | None = None)
     stop, stopped = Stop(), Path(sign).exists
     if stopped():
         return
-    for _ in _rounds(RunFolder(folder), inputs, stop, until):
-        stop.wanted = stopped()
+    handler = logging.FileHandler(_warnings_of(Path(sign)), encoding="utf-8", delay=True)
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        for _ in _rounds(RunFolder(folder), inputs, stop, until):
+            stop.wanted = stopped()
+    finally:
+        log.propagate = True
+        log.removeHandler(handler)
+        handler.close()
 
 
 def _rounds(folder: RunFolder, inputs: Inputs, stop: Stop, until: int | None) -> Generator[None, None, None]:
