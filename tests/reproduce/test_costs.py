@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import originals
 
-from fedbac.presets.notes import Difference
+from fedbac import PERSONALIZATION
+from fedbac.contracts import check_personalization
+from fedbac.presets.notes import EDGES, OWNERS, Difference
+from fedbac.rounds import measure
 from fedbac.runs.configure import configure
 from fedbac_paper import costs
 
 
 @pytest.fixture(autouse=True)
-def known_kinds() -> Iterator[None]:
+def known_kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(measure, "gram", measure.gram)  # which they replace
     originals.register()
     yield
     for choice, policies in originals.KINDS.items():
@@ -20,7 +25,13 @@ def known_kinds() -> Iterator[None]:
             choice.kinds.pop(str(policy.model_fields["kind"].default))
 
 
-KEPT = Path(__file__).parents[2] / "results" / "methods"
+@pytest.mark.parametrize("scheme", originals.KINDS[PERSONALIZATION])
+def test_schemes_of_originals_keep_the_promises_of_schemes(scheme: Any) -> None:
+    check_personalization(scheme())
+
+
+ROOT = Path(__file__).parents[2]
+KEPT, PAGES = ROOT / "results" / "methods", ROOT / "docs" / "methods"
 
 
 def test_a_cost_is_the_mean_over_seeds_of_the_original_less_ours() -> None:
@@ -37,7 +48,13 @@ def test_a_cost_is_the_mean_over_seeds_of_the_original_less_ours() -> None:
 
 @pytest.mark.parametrize("method", costs.said())
 def test_every_difference_has_a_price_or_says_why_it_has_none(method: str) -> None:
+    found = costs.read(KEPT)
+    page = "".join(file.read_text(encoding="utf-8") for file in PAGES.glob("*.md"))
     for difference in costs.said()[method]:
         assert bool(difference.original) != bool(difference.unpriced), difference.words
         if difference.original:
+            line = costs.line(method, difference, found)
+            assert "Cost: " in line, f"measure it: python benchmarks/paired.py costs {method}"
+            assert difference.words in (EDGES.words, OWNERS.words) or not costs.dear(method, difference, found), line
             configure(method, "demo", settings=costs.settings(method, difference.original))
+        assert f"\n- {costs.line(method, difference, found)}\n" in page, "python tools/make_docs.py"
