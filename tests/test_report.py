@@ -11,7 +11,7 @@ import fedbac
 from fedbac.errors import ConfigError
 from fedbac.report import final, outcome, table, warnings
 from fedbac.report.figures import figures
-from fedbac.report.groups import groups, labels
+from fedbac.report.groups import edge_accuracy, edge_names, groups, labels
 from fedbac.report.outcome import LEAK, caveats, failures, leaks
 from fedbac.report.sections import facts
 from fedbac.report.table import human_bytes, ledger_table
@@ -164,6 +164,18 @@ def test_a_run_whose_clients_diverged_is_no_success() -> None:
 
 def test_a_spread_says_what_it_is_over_and_one_round_has_none() -> None:
     assert "% distributed accuracy (± over the last 10 rounds); its edges range" in outcome([fake("ifca-edges")])
+    named = fake("ifca-edges")
+    named.config["edge_names"] = [
+        "Oslo",
+        "Rome",
+        "Li\x1bma",
+        "Pune",
+        "a name longer than a line of a terminal has room",
+    ]
+    ends = sorted(zip(edge_accuracy(named), edge_names(named), strict=True))
+    assert f"% ({ends[0][1]}) to " in outcome([named])
+    assert outcome([named]).endswith(f"% ({ends[-1][1]}).")
+    assert edge_names(named)[2:] == ["Li ma", "Pune", "a name longer than a line of a"]
     assert "the mean over 2 seeds ± its deviation over them." in outcome(
         [fake("ifca-edges", seed=seed) for seed in (0, 1)]
     )

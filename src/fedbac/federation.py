@@ -55,6 +55,10 @@ class Assembled(Protocol):
     def example(self) -> Tensor:
         """One example of the data, or one of its shape, to trace a model with."""
 
+    @property
+    def edge_names(self) -> tuple[str, ...]:
+        """What each edge is called, if the data say so."""
+
     def classes_per_edge(self) -> IntArray:
         """Return how many examples of each class the clients of each edge hold, for training and validation."""
 
@@ -91,6 +95,12 @@ class Federation:
     def example(self) -> Tensor:
         """The first training example."""
         return torch.from_numpy(self.dataset.x_train[:1].copy())
+
+    @property
+    def edge_names(self) -> tuple[str, ...]:
+        """What each edge is called, if the data say so and the task has all of their edges."""
+        tiers = self.dataset.tiers
+        return tiers.names if tiers is not None and len(tiers.names) == len(self.shards.clients) else ()
 
     def at(self, experiment: Experiment, round_: int) -> "Federation":
         """Return it as it is in a round (``task.changes``)."""

@@ -41,6 +41,7 @@ def test_numbers_are_those_of_the_records() -> None:
     assert run["accuracy"] == [3000, 5000]
     assert run["worst"] == [1000, 2500]
     assert run["edges"] == [[1000, 5001], [2500, None]]
+    assert run["names"] == []
     assert run["sites"] == [10, 10]
     assert run["selected"] == [f"{1 + 2**9 + 2**10:x}", "2"]
     assert run["traffic"] == {
@@ -127,6 +128,13 @@ def test_a_real_run_has_everything() -> None:
     assert {len(text) for text in shown["beliefs"]} == {8}
     assert [look["round"] for look in shown["gaps"]] == [1]  # nobody moves after the last round
     assert len(shown["gaps"][0]["gap"]) == 4
+
+
+def test_edges_have_the_names_that_their_data_give_them() -> None:
+    run = fedbac.run("hierfavg", "udhr", rounds=1, device="cpu", progress=False)
+    names = run.config["edge_names"]
+    assert len(set(names)) == len(names) == len(run.records[0]["accuracy_per_edge"])
+    assert of(run)["names"] == [name[:30] for name in names]
 
 
 @pytest.mark.full

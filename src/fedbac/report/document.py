@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS
-from fedbac.report.groups import groups, labels, last_rounds, look_up
+from fedbac.report.groups import edge_names, groups, labels, last_rounds, look_up
 from fedbac.report.sections import printable
 from fedbac.runs.store import StoredRun
 
@@ -57,6 +57,7 @@ def run_data(run: StoredRun) -> Json:
         "last": last_rounds(run),
         "accuracy": [_scaled(record["accuracy"]) for record in records],
         "worst": [_scaled(record["accuracy_min"]) for record in records],
+        "names": edge_names(run),
         "edges": [[_scaled(accuracy) for accuracy in record["accuracy_per_edge"]] for record in records],
         "assignment": changes([record["assignment"] for record in records]),
         "sites": sites,

@@ -18,7 +18,7 @@ from fedbac.core.settings import FloatArray
 from fedbac.files import make_folder
 from fedbac.report import canvas
 from fedbac.report.canvas import LEGEND, TEXT, End
-from fedbac.report.groups import Group, edge_accuracy, groups, labels, numbers, rounds_of, summarized
+from fedbac.report.groups import Group, edge_accuracy, edge_names, groups, labels, numbers, rounds_of, summarized
 from fedbac.report.table import ends, human_bytes, traffic
 from fedbac.report.theme import CLUSTERS, GRID, INK, ON_COLOUR, SURFACE, TRAFFIC
 from fedbac.runs.store import StoredRun
@@ -206,7 +206,8 @@ def _cells(axes: Axes, run: StoredRun, last: float) -> None:
                 x = end - length / 2
                 axes.text(x, edge, str(label), ha="center", va="center", fontsize=TEXT - 2, color=ON_COLOUR)
     axes.set_ylim(num_edges - 0.5, -0.5)
-    axes.set_yticks(range(0, num_edges, 1 if num_edges <= 10 else 5))
+    names = edge_names(run) if num_edges <= 25 else []
+    axes.set_yticks(range(0, num_edges, 1 if names or num_edges <= 10 else 5), labels=names or None)
     axes.grid(visible=False)
     axes.spines["bottom"].set_color(GRID)
 

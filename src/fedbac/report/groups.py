@@ -165,6 +165,13 @@ def last_rounds(run: StoredRun) -> int:
     return min(int(look_up(run.config, "experiment.evaluation.last_rounds", 10)), len(run.records))
 
 
+def edge_names(run: StoredRun) -> list[str]:
+    """Return what each edge is called, if the data say so, as a line has room for it and a terminal shows it."""
+    names = run.config.get("edge_names")
+    cut = [str(name)[:LONGEST] for name in names] if isinstance(names, list) else []
+    return ["".join(letter if letter.isprintable() else " " for letter in name) for name in cut]
+
+
 def edge_accuracy(run: StoredRun) -> FloatArray:
     """Return each edge's accuracy, the mean over the last rounds."""
     return metrics.edge_accuracy(run.records[-last_rounds(run) :])

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedbac.report.groups import Group, compared, data_of, groups, look_up, summarized
+import numpy as np
+
+from fedbac.report.groups import Group, compared, data_of, edge_accuracy, edge_names, groups, look_up, summarized
 from fedbac.report.guard import guarded
 from fedbac.report.table import Table, percent, seeds_table, table
 from fedbac.rounds.metrics import MOMENTS
@@ -207,8 +209,12 @@ def _alone(group: Group) -> str:
     if group.num_seeds > 1:
         return f"{reached}, the mean over {group.num_seeds} seeds ± its deviation over them."
     how = f"(± over {group.spread_over})" if group.spread_over else "in its last round"
-    lowest, highest = (percent(group.runs[0].summary[key]) for key in ("edge_min", "edge_max"))
-    return f"{reached} {how}; its edges range from {lowest} % to {highest} %."
+    lowest, highest = (percent(group.runs[0].summary[key]) + " %" for key in ("edge_min", "edge_max"))
+    if names := edge_names(group.runs[0]):
+        accuracy_E = edge_accuracy(group.runs[0])
+        worst, best = (names[int(end(accuracy_E))] for end in (np.nanargmin, np.nanargmax))
+        lowest, highest = f"{lowest} ({worst})", f"{highest} ({best})"
+    return f"{reached} {how}; its edges range from {lowest} to {highest}."
 
 
 def _score(group: Group) -> str:

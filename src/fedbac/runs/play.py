@@ -112,6 +112,8 @@ def conduct(
     }
     if experiment.promise is not None:
         config["privacy"] = str(experiment.promise)
+    if federation.edge_names:
+        config["edge_names"] = list(federation.edge_names)
     mix = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
     if experiment.promise is None and sum(map(len, mix)) <= MOST_CLASS_TEXT:  # else it would tell too much, or a book
         config["classes_per_edge"] = mix

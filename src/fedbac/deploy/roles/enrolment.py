@@ -58,6 +58,7 @@ class Enrolled:
     charter: Charter
     classes_ME: tuple[tuple[int, ...], ...]
     source_sha256 = None  # there is no larger whole that this is a sample of
+    edge_names = ()
     sites = property(attrgetter("charter.sites"))
     build = property(attrgetter("charter.build"))
     network = property(attrgetter("charter.network"))

@@ -47,6 +47,9 @@ function drawRowNumbers(parent, order, at, rowHeight) {
   });
 }
 
+/** Return what an edge is called. */
+const edgeName = (run, edge) => (run.names[edge] ? `${run.names[edge]} (edge ${edge})` : `Edge ${edge}`);
+
 /** Return the edges of a run in the order of their clusters in a round. */
 function byCluster(run, round) {
   const labels = run.member === "edge" ? run.labels[round - 1] : [];
@@ -94,7 +97,7 @@ const EDGES = {
     if (edge === undefined || !round) return null;
     const lines = [[null, "accuracy", percentText(run.edges[round - 1][edge])]];
     if (run.member === "edge") lines.push([clusterColour(run.labels[round - 1][edge]), "cluster", run.labels[round - 1][edge]]);
-    return { title: `Edge ${edge}, round ${round}`, lines, x: figure.sx(round), y: figure.top + row * figure.cellHeight };
+    return { title: `${edgeName(run, edge)}, round ${round}`, lines, x: figure.sx(round), y: figure.top + row * figure.cellHeight };
   },
   at: (figure, x, y) => EDGES.tipOf(figure, columnAt(figure, x), Math.floor((y - figure.top) / figure.cellHeight)),
   rows: (figure) => figure.order.length,
@@ -248,7 +251,7 @@ const CLIENTS = {
     if (expected !== null) lines.push([heat(expected), "expected of it", expected.toFixed(2)]);
     let edge = 0;
     for (let last = run.sites[0]; client >= last; last += run.sites[edge]) edge += 1;
-    return { title: `Client ${client} of edge ${edge}, round ${round}`, lines, x: figure.sx(round), y: figure.starts[client] };
+    return { title: `Client ${client}, ${edgeName(run, edge)}, round ${round}`, lines, x: figure.sx(round), y: figure.starts[client] };
   },
   at: (figure, x, y) => CLIENTS.tipOf(figure, columnAt(figure, x), figure.starts.findLastIndex((start) => start <= y)),
   rows: () => runShown().clients,
@@ -302,7 +305,7 @@ const MIX = {
     const most = counts.map((count, i) => [count, i]).sort((a, b) => b[0] - a[0]).slice(0, 5).filter(([count]) => count);
     const where = run.member === "edge" ? `, cluster ${run.labels[roundOf(run) - 1][edge]}` : "";
     return {
-      title: `Edge ${edge}${where}: ${total} examples`,
+      title: `${edgeName(run, edge)}${where}: ${total} examples`,
       lines: most.map(([count, i]) => [null, `class ${i}`, `${count} (${percentText(count / total)})`]),
       x: LEFT + 60,
       y: figure.top + row * figure.cellHeight,
