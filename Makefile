@@ -69,7 +69,8 @@ test-torch:
 	rm -rf build/torch
 	$(PYTHON) -m venv build/torch
 	build/torch/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH)
-	build/torch/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH) -e . pytest pytest-timeout pytest-xdist hypothesis
+	build/torch/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH) -e '.[privacy]' 'setuptools>=77' pytest pytest-timeout \
+	pytest-xdist hypothesis
 	build/torch/bin/pytest -n 2 --dist loadgroup -W default tests/test_plain.py tests/test_frozen.py tests/test_losses.py \
 	tests/test_sealed.py tests/golden tests/identity tests/native tests/planted tests/trainers
 
