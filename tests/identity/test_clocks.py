@@ -11,6 +11,8 @@ import torch
 
 from fedbac import Asynchronous, Buffered, Deadline, Mean, Median, Method, Random, Thompson
 from fedbac.clustering import Fixed
+from fedbac.config.columns import Links
+from fedbac.core.codecs import TopK
 from fedbac.core.queries import Evidence
 from fedbac.core.settings import BoolArray
 from fedbac.core.state import State, flatten, unflatten
@@ -222,6 +224,18 @@ def test_nobody_is_lost() -> None:
     dropped = sum(len(record["dropped"]) for record in played.records)
     assert dropped > 0
     assert started == counted + dropped + sum(map(len, played.end.waiting_M))
+
+
+def test_an_edge_at_which_nobody_can_start_keeps_what_clients_left_out() -> None:
+    """Its clients are away or under way, and their link compresses."""
+    row = Method(name="x", clock=Asynchronous(), links=Links(client_up=TopK(keep=0.2)))
+    world = SLOW.model_copy(update={"availability": 0.3})
+    played = play(row, DATA, SHARDS, num_rounds=6, world=world)
+    idle = [(t, m) for t, record in enumerate(played.records) for m, own in enumerate(record["selected"]) if not own]
+    assert idle
+    for t, m in idle:
+        before, after = (played.states[at].links_M[m]["client_up"] for at in (t, t + 1))
+        assert distance(before, after) == 0
 
 
 def test_an_error_names_the_field() -> None:

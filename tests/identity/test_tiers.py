@@ -28,7 +28,7 @@ from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead,
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.start import start
 from fedbac.selection import PowerOfChoice, Random, Thompson
-from fedbac.sharing import TowardsMean
+from fedbac.sharing import OnceOverfitted, TowardsMean
 from fedbac.steps import Momentum
 from fedbac.topology import Flat, Hierarchical
 from tests.covering import first
@@ -219,6 +219,14 @@ def test_a_node_learns_with_what_losses_its_children_train() -> None:
     chosen = [[m for m, own in enumerate(record["selected"]) if own] for record in played.records]
     assert all(np.isfinite(loss_N).all() for loss_N in losses)
     assert {0 + int(np.argmax(losses[0])), 3 + int(np.argmax(losses[1]))} <= set(chosen[1])
+
+
+def test_the_cloud_asks_those_who_train_in_the_last_round_of_a_region() -> None:
+    """Of six edges three train in each of two rounds; who trains in the first alone has no answer for the cloud."""
+    row = method("clusters", region=InnerTier(rounds=2, selection=Random(fraction=0.5)), sharing=OnceOverfitted())
+    played = play(row, DATA, SHARDS, tiers=(1,), num_rounds=4)
+    assert any(sum(map(bool, record["selected"])) > 3 for record in played.records)
+    assert np.isfinite(played.end.sharing.overfitting).all()
 
 
 class Told(NamedTuple):

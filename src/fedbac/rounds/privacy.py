@@ -41,6 +41,7 @@ def nobody(average: Average, num_epochs: int) -> Averaged:
         square_C=none,
         epoch_CE=np.zeros((0, num_epochs)),
         kept={part: trees.select(bank[part], none.astype(np.int64)) for part in average.keep},
+        left=dict(average.left),
     )
 
 

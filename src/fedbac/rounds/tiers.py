@@ -158,9 +158,15 @@ class Leaves:
     def done(self) -> list[TrainReport]:
         """Return what every site has done in the round of the cloud; nothing, if none of its nodes selected it."""
         return [
-            replace(together(reports), waiting=order.waiting) if reports else self.unheard(order.site)
+            self._done(order, reports) if reports else self.unheard(order.site)
             for order, reports in zip(self.orders, self.reports, strict=True)
         ]
+
+    def _done(self, order: TrainOrder, reports: Sequence[TrainReport]) -> TrainReport:
+        """Return one report; who had no part in the last round of its nodes was not asked what the cloud wants to know."""
+        whole = together(reports)
+        readings = whole.readings or (float("nan"),) * len(order.readings)
+        return replace(whole, waiting=order.waiting, readings=readings)
 
     def unheard(self, m: int) -> TrainReport:
         """Return what is known of a site that nothing has come from."""
