@@ -5,7 +5,7 @@ Each is a kind that a setting names, such as ``method.aggregation.kind=alike``.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 from zlib import crc32
 
 import numpy as np
@@ -81,9 +81,9 @@ UPDATES: list[Tensor] = []
 _gram = measure.gram
 
 
-def _remembered(update_N: Tensor, *others: Any) -> FloatArray:
+def _remembered(update_N: Tensor, present_N: IntArray, count: int) -> FloatArray:
     UPDATES[:] = [update_N]
-    return _gram(update_N, *others)
+    return _gram(update_N, present_N, count)
 
 
 class AgglomerativeManhattan(Agglomerative):

@@ -57,7 +57,7 @@ class Waiting:
         return replace(self, due_W=self.due_W - seconds)
 
 
-class SentRows(NamedTuple):
+class RowsInTransit(NamedTuple):
     """The rows of one part in averages that are on their way."""
 
     line_R: IntArray
@@ -69,23 +69,23 @@ class SentRows(NamedTuple):
     change_R: Params
     """What it changes, as it arrives."""
 
-    def of(self, places: IntArray) -> "SentRows":
+    def of(self, places: IntArray) -> "RowsInTransit":
         """Return the rows of some of the averages, which are numbered again."""
         mine = np.flatnonzero(np.isin(self.line_R, places))
         line_R = np.searchsorted(places, self.line_R[mine])
-        return SentRows(
+        return RowsInTransit(
             line_R, self.owner_R[mine], self.weight_R[mine], self.trained_R[mine], trees.select(self.change_R, mine)
         )
 
-    def joined(self, other: "SentRows", count: int) -> "SentRows":
+    def joined(self, other: "RowsInTransit", count: int) -> "RowsInTransit":
         """Return these rows, of so many averages, and those of others."""
         other = other._replace(line_R=other.line_R + count)
         columns = {n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in self._fields if n != "change_R"}
-        return SentRows(**columns, change_R=trees.join([self.change_R, other.change_R]))
+        return RowsInTransit(**columns, change_R=trees.join([self.change_R, other.change_R]))
 
 
 @dataclass(frozen=True)
-class Sent:
+class InTransit:
     """Averages of sites or nodes on their way to what is above them."""
 
     child_W: IntArray
@@ -95,31 +95,31 @@ class Sent:
     """The number of the average from which it started."""
     loss_W: FloatArray
     """The mean loss in training."""
-    rows: Mapping[str, SentRows]
+    rows: Mapping[str, RowsInTransit]
     """By part."""
 
     @classmethod
-    def nobody(cls, parts: Parts) -> "Sent":
+    def nobody(cls, parts: Parts) -> "InTransit":
         """Return that nothing of these parts is on its way."""
         whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
-        rows = {p: SentRows(whole, whole, real, real, trees.select(own, whole)) for p, own in parts.items()}
+        rows = {p: RowsInTransit(whole, whole, real, real, trees.select(own, whole)) for p, own in parts.items()}
         return cls(whole, real, whole, real, rows)
 
     def __len__(self) -> int:
         return self.child_W.size
 
-    def of(self, mask_W: BoolArray) -> "Sent":
+    def of(self, mask_W: BoolArray) -> "InTransit":
         """Return some of them."""
         places = np.flatnonzero(mask_W)
         columns = {name: value[places] for name, value in vars(self).items() if name != "rows"}
-        return Sent(**columns, rows={part: mine.of(places) for part, mine in self.rows.items()})
+        return InTransit(**columns, rows={part: mine.of(places) for part, mine in self.rows.items()})
 
-    def joined(self, other: "Sent") -> "Sent":
+    def joined(self, other: "InTransit") -> "InTransit":
         """Return these and others."""
         columns = {n: np.concatenate([v, vars(other)[n]]) for n, v in vars(self).items() if n != "rows"}
-        return Sent(**columns, rows={part: v.joined(other.rows[part], len(self)) for part, v in self.rows.items()})
+        return InTransit(**columns, rows={part: v.joined(other.rows[part], len(self)) for part, v in self.rows.items()})
 
-    def later(self, seconds: float) -> "Sent":
+    def later(self, seconds: float) -> "InTransit":
         """Return them after so many seconds."""
         return replace(self, due_W=self.due_W - seconds)
 
@@ -160,7 +160,7 @@ class State:
     """Of each site's clients, stacked; it stays with them."""
     waiting_M: tuple[Waiting, ...] = ()
     """Updates on their way to each site, where it does not wait for all."""
-    sent: tuple[tuple[Sent, ...], ...] = ()
+    sent: tuple[tuple[InTransit, ...], ...] = ()
     """Averages on their way up, by the tier that they go to, the cloud last, and its node; none of those which wait."""
     links_M: tuple[dict[str, Parts], ...] = ()
     """What the links of each site remember, where they compress."""

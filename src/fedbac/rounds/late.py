@@ -17,7 +17,7 @@ from fedbac.core.requests import Averaged, Train
 from fedbac.core.rng import Rng
 from fedbac.core.runtime import one_thread
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.state import Sent, SentRows, Waiting
+from fedbac.core.state import InTransit, RowsInTransit, Waiting
 from fedbac.core.world import Participants, World
 from fedbac.rounds.messages import NUMBERS_PER_UPDATE, Arrival, Arriving, Edges, Site, TrainOrder, TrainReport
 from fedbac.rounds.rows import Rows
@@ -127,7 +127,7 @@ class Late:
 class LateChildren:
     """What is on its way to a node, or to the cloud, while it makes its averages of one round of the cloud."""
 
-    def __init__(self, clock: Clock, waiting: Sent) -> None:
+    def __init__(self, clock: Clock, waiting: InTransit) -> None:
         self.clock, self.waiting = clock, waiting
         self.ages: list[int] = []
         """How many averages each of those that have come was behind."""
@@ -167,10 +167,10 @@ class LateChildren:
             counting[c] = self._arrived(start, came, w, owner_C[c], float(self.clock.discount(np.array([age]))[0]))
         return dict(sorted(counting.items())), end
 
-    def _aside(self, c: int, sent: Parts, rows: Rows, version: int) -> Sent:
+    def _aside(self, c: int, sent: Parts, rows: Rows, version: int) -> InTransit:
         """Return what a child will have sent."""
         mine = {
-            part: SentRows(
+            part: RowsInTransit(
                 line_R=np.zeros(rows.owner[part].size, dtype=np.int64),
                 owner_R=rows.owner[part],
                 weight_R=rows.weight[part],
@@ -179,9 +179,9 @@ class LateChildren:
             )
             for part in self.waiting.rows
         }
-        return Sent(np.array([c]), np.array([rows.seconds]), np.array([version]), np.array([rows.loss]), mine)
+        return InTransit(np.array([c]), np.array([rows.seconds]), np.array([version]), np.array([rows.loss]), mine)
 
-    def _arrived(self, start: Rows, came: Sent, w: int, held: Mapping[str, IntArray], share: float) -> Rows:
+    def _arrived(self, start: Rows, came: InTransit, w: int, held: Mapping[str, IntArray], share: float) -> Rows:
         """Return start + s Δ. A child with one row of a part may have moved since: it counts for whom it has now. Rows
         of owners who have left count for nobody."""
         bank, owner, weight, trained = {}, {}, {}, {}
@@ -200,7 +200,7 @@ class LateChildren:
 class LateSites(LateChildren):
     """What is on its way to a cloud whose children are sites."""
 
-    def __init__(self, experiment: Experiment, sites: Sequence[Site], waiting: Sent, round_: int) -> None:
+    def __init__(self, experiment: Experiment, sites: Sequence[Site], waiting: InTransit, round_: int) -> None:
         super().__init__(experiment.method.cloud_clock, waiting)
         self.experiment, self.sites, self.round = experiment, sites, round_
         self.unaware = self.busy

@@ -15,7 +15,7 @@ from fedbac.core.parts import Parts, Personalization, Scope
 from fedbac.core.policies import Clock, ClusterPolicy, SelectionPolicy, Sharing, Step
 from fedbac.core.queries import SINCE_START
 from fedbac.core.rng import stream
-from fedbac.core.state import NodeState, Sent, State, Waiting
+from fedbac.core.state import InTransit, NodeState, State, Waiting
 from fedbac.errors import ConfigError
 from fedbac.rounds.messages import Site
 from fedbac.rounds.rows import Members, first_memory, num_clients
@@ -70,7 +70,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
         momentum_M=tuple(momentum(site) for site in sites),
         waiting_M=tuple(Waiting.nobody(parts) for _ in sites) if method.clock.holds else (),
         sent=tuple(
-            (Sent.nobody({part: stack for part, stack in parts.items() if scopes[part] in PASSES[tier]}),) * count
+            (InTransit.nobody({part: stack for part, stack in parts.items() if scopes[part] in PASSES[tier]}),) * count
             if clock.holds
             else ()
             for tier, clock, count in _above(experiment)

@@ -25,7 +25,7 @@ from fedbac.core.policies import Step
 from fedbac.core.queries import Evidence, Moment, Statistic
 from fedbac.core.rng import stream
 from fedbac.core.settings import BoolArray, FloatArray, IntArray
-from fedbac.core.state import NodeState, Sent, State
+from fedbac.core.state import InTransit, NodeState, State
 from fedbac.core.world import BITS, EQUAL, MEGA
 from fedbac.rounds.late import NOBODY, LateChildren, unheard, untold
 from fedbac.rounds.messages import NUMBERS_PER_UPDATE, Edges, Site, TrainOrder, TrainReport
@@ -163,7 +163,7 @@ class Leaves:
         ]
 
     def _done(self, order: TrainOrder, reports: Sequence[TrainReport]) -> TrainReport:
-        """Return one report; who had no part in the last round of its nodes was not asked what the cloud wants to know."""
+        """Return one report; who had no part in the last round of its nodes was asked nothing for the cloud."""
         whole = together(reports)
         readings = whole.readings or (float("nan"),) * len(order.readings)
         return replace(whole, waiting=order.waiting, readings=readings)
@@ -210,7 +210,7 @@ class Nodes:
         size_C: IntArray,
         examples_K: Sequence[Mapping[str, FloatArray]],
         state: Sequence[NodeState],
-        waiting: Sequence[Sent],
+        waiting: Sequence[InTransit],
         parts: Parts,
         names: Mapping[str, Sequence[str]],
         moment: Moment,
@@ -415,9 +415,9 @@ class Nodes:
 CHILDREN = {"edge": "edges", "region": "regions", "country": "countries"}
 
 
-def nothing_sent(parts: Parts, shared: Sequence[str]) -> Sent:
+def nothing_sent(parts: Parts, shared: Sequence[str]) -> InTransit:
     """Return that no average of some parts is on its way."""
-    return Sent.nobody({part: parts[part] for part in shared})
+    return InTransit.nobody({part: parts[part] for part in shared})
 
 
 class Tree:
@@ -433,7 +433,7 @@ class Tree:
         owner_C = [{part: own.owner_R for part, own in mine.items()} for mine in held]
         node_M, size_M = np.arange(len(sites)), np.array([site.size for site in sites])
         size_C = size_M
-        sent: Sequence[Sent]
+        sent: Sequence[InTransit]
         columns = zip(experiment.heights, experiment.link_names[2:], state.nodes, state.sent[:-1], strict=True)
         for height, above, mine, sent in columns:
             shared = [part for part, spec in scheme.parts.items() if spec.scope in PASSES[height.name]]
@@ -501,7 +501,7 @@ class Tree:
         return replace(report, loss=losses[-1]) if losses and np.isnan(report.loss) else report
 
     @property
-    def sent(self) -> tuple[tuple[Sent, ...], ...]:
+    def sent(self) -> tuple[tuple[InTransit, ...], ...]:
         """What is on its way now, to those who do not wait for all."""
         return tuple(tuple(late.waiting for late in own if late.clock.holds) for own in self._lates)
 

@@ -22,7 +22,7 @@ import psutil
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import signals
 from fedbac.errors import ConfigError, EngineError, FederationError, quoted
-from fedbac.files import remove_empty
+from fedbac.files import read_lines, remove_empty
 from fedbac.local.pool import RESTARTS, start_pool
 from fedbac.runs.configure import (
     Inputs,
@@ -309,7 +309,7 @@ def _run_elsewhere(
     # A file tells workers to stop, as they may be on other machines of which only the disk is shared. Its name is
     # never used again, so that one left behind by a crash stops nobody.
     sign = folders[0].path.parent / f".stop-{uuid.uuid4().hex}"
-    heard, known = _warnings_of(sign), set[str]()
+    heard, known = _warnings_of(sign), set[bytes]()
     try:
         with workers as submit:
             pending = {folder.path: submit(str(folder.path), inputs, str(sign), until) for folder in folders}
@@ -325,10 +325,10 @@ def _run_elsewhere(
                             future.result()  # raises what the run raised
                         except Exception as error:
                             fail(path, error)
-                for line in heard.read_text(encoding="utf-8").splitlines() if heard.exists() else ():
+                for line in read_lines(heard) if heard.exists() else ():
                     if line not in known:
                         known.add(line)
-                        log.warning("%s", line)
+                        log.warning("%s", line.decode(errors="replace"))
     finally:
         sign.unlink(missing_ok=True)
         heard.unlink(missing_ok=True)
