@@ -3,13 +3,16 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedbac.core.state import State
-from fedbac.deploy.protocol.wire import decode
+from fedbac.deploy.protocol.messages import read_measured
+from fedbac.deploy.protocol.wire import Message, decode
+from fedbac.deploy.roles import edges
 from fedbac.deploy.roles.edges import Interruption, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, check_deployable
 from fedbac.engines import Simulator
@@ -17,6 +20,7 @@ from fedbac.errors import ConfigError
 from fedbac.federation import assemble
 from fedbac.local import LoopTrainer
 from fedbac.rounds.cloud import rounds
+from fedbac.rounds.messages import MeasureOrder, MeasureReport
 from fedbac.rounds.start import start
 from fedbac.runs.store import RunFolder
 from tests.deploy.in_memory import MemoryFederation
@@ -38,9 +42,11 @@ METHODS: dict[str, tuple[str, ...]] = {
 def simulated(tiny: Small) -> list[tuple[Record, State]]:
     federation = assemble(tiny.experiment, dataset=tiny.dataset, shards=tiny.shards)
     scheme = tiny.experiment.method.personalization
-    edges = Simulator(tiny.experiment, federation.sites, LoopTrainer(federation.network, scheme, federation.examples))
+    simulator = Simulator(
+        tiny.experiment, federation.sites, LoopTrainer(federation.network, scheme, federation.examples)
+    )
     first = start(tiny.experiment, federation.build, federation.sites)
-    return list(rounds(tiny.experiment, federation.sites, edges, first))
+    return list(rounds(tiny.experiment, federation.sites, simulator, first))
 
 
 def deployed(enrolled: Enrolled, remote: RemoteEdges) -> Iterator[tuple[Record, State]]:
@@ -207,6 +213,77 @@ def test_an_edge_that_fails_is_nobody_s_reason_to_wait(tmp_path: Path) -> None:
     federation.cloud.lost.clear()
     record, _ = next(played)
     assert (sorted(record["edges_back"]), record["absent"]) == ([0, 1], [])
+    remote.close()
+
+
+ASYNCHRONOUS = (SLOW[0], "method.cloud_clock=asynchronous")
+KINDS = {"enroll", "begin", "train", "measure", "model"}
+
+
+@pytest.mark.parametrize("what", ["goes away", "measures nothing"])
+def test_a_round_that_nobody_measured_waits_for_another_edge(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer is enough for the average of a round, but that edge has no accuracy to tell of it."""
+    tiny = small("hierfavg", *ASYNCHRONOUS, rounds=2)
+    federation, repeated = tiny.federation(tmp_path), threading.Event()
+    federation.waited, federation.most_said = lambda text: repeated.set(), 8
+    enrolled = federation.enrol()
+    remote = federation.connect(enrolled)
+    assert isinstance(remote, RemoteEdges)
+    answers = dict(federation.cloud.answers)
+
+    def leaving(payload: bytes, gone: threading.Event) -> bytes:
+        said = answers["edge-0"](payload, gone)
+        if what == "goes away" and decode(payload, KINDS).kind == "train":
+            federation.cloud.lost.add("edge-0")
+        return said
+
+    def waiting(payload: bytes, gone: threading.Event) -> bytes:
+        assert decode(payload, KINDS).kind != "train" or repeated.wait(PATIENCE)
+        return answers["edge-1"](payload, gone)
+
+    def nothing(message: Message, lost: MeasureReport, order: MeasureOrder, *rest: Any) -> MeasureReport:
+        report = read_measured(message, lost, order, *rest)
+        blank = tuple(replace(one, count_G=0 * one.count_G) for one in report.readings)
+        return replace(report, readings=blank) if what == "measures nothing" and order.site == 0 else report
+
+    monkeypatch.setattr(edges, "read_measured", nothing)
+    federation.cloud.answers |= {"edge-0": leaving, "edge-1": waiting}
+    record, _ = next(deployed(enrolled, remote))
+    assert sorted(record["edges_back"]) == [0, 1]
+    assert [accuracy is None for accuracy in record["accuracy_per_edge"]] == [True, False]
+    remote.close()
+
+
+def test_an_edge_that_comes_late_need_not_have_kept_what_the_cloud_asks_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In round 3 the policy compares what an edge trained with the cluster's average; it did so in round 1."""
+    settings = ("method.clustering.period=1", "method.clustering.alone_steps=1")
+    tiny = small("fedbac-plus-2", *SLOW, *settings, rounds=4)
+    federation = tiny.federation(tmp_path)
+    enrolled = federation.enrol()
+    remote = federation.connect(enrolled)
+    assert isinstance(remote, RemoteEdges)
+    comes = {("edge-1", 1): 3, ("edge-0", 3): 4}
+    gated(federation, lambda name, round_: comes.get((name, round_), 0), [])
+    records = [record for record, _ in deployed(enrolled, remote)]
+    assert [record["edge_ages"] for record in records[:3]] == [[0], [0], [2]]
+    assert "no answer" not in caplog.text
+    remote.close()
+
+
+def test_who_has_left_is_not_waited_for(tmp_path: Path) -> None:
+    """A round ends with half of the edges that are members, not of the places that there are."""
+    tiny = small("hierfavg", *SLOW, rounds=2)
+    federation = tiny.federation(tmp_path)
+    enrolled = federation.enrol()
+    remote = federation.connect(enrolled)
+    assert isinstance(remote, RemoteEdges)
+    assert remote.enough == 1
+    remote.members = {f"edge-{m}": m for m in range(4)}
+    assert remote.enough == 2
     remote.close()
 
 

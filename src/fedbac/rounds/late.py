@@ -254,8 +254,7 @@ class ArrivingSites:
     def reports(self, sent: Parts, orders: Sequence[TrainOrder], edges: Edges) -> list[TrainReport]:
         """Have those sites train that can begin; return what the cloud hears of each when enough have answered."""
         free = [order for order in orders if order.site not in self.unaware]
-        enough = self.experiment.method.cloud_clock.enough(len(orders))
-        found = {arrival.order.site: arrival for arrival in self.edges.arrivals(self.round, free, enough)}
+        found = {arrival.order.site: arrival for arrival in self.edges.arrivals(self.round, free)}
         self.under_way = len(orders) - len(found)
         return [self._known(order, found.get(order.site)) for order in orders]
 

@@ -209,6 +209,6 @@ class Arriving(Protocol):
     def busy(self, round_: int) -> frozenset[int]:
         """Return the sites that, as a round begins, have yet to answer an order of an earlier one."""
 
-    def arrivals(self, round_: int, orders: Sequence[TrainOrder], enough: int) -> list[Arrival]:
-        """Give sites their orders, and wait until so many of all that are at work have answered: return those. Who
+    def arrivals(self, round_: int, orders: Sequence[TrainOrder]) -> list[Arrival]:
+        """Give sites their orders, and wait until enough of all that are at work have answered: return those. Who
         cannot answer any more is among them, as absent."""

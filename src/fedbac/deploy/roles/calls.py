@@ -47,10 +47,10 @@ class Caller:
 
     def __init__(self, children: Children, charter: Charter, min_deadline: float = math.inf) -> None:
         self.children, self.charter, self.min_deadline = children, charter, min_deadline
+        self._lock = threading.Lock()
+        """Guards all below: children rejoin in the transport's threads, and several may be asked at a time."""
         self.took: dict[tuple[str, str], float] = {}
         """By kind of request and child, the seconds after which it had answered, or had not."""
-        self._lock = threading.Lock()
-        """Guards all below: children rejoin in the transport's threads."""
         self._informed: set[str] = set()
         self._unfit: dict[str, str] = {}
         self._rejoined: set[str] = set()
@@ -114,13 +114,15 @@ class Caller:
         deadline = self._deadline(kind, left, deadline)
         answers, reasons = self.children.call(left, deadline, self.charter.longest_answer(kind))
         late = [name for name, why in reasons.items() if NO_ANSWER in why]
-        self.took |= dict.fromkeys([(kind, name) for name in late or answers], time.monotonic() - began)
+        with self._lock:
+            self.took |= dict.fromkeys([(kind, name) for name in late or answers], time.monotonic() - began)
         return answers, reasons
 
     def _deadline(self, kind: str, names: Collection[str], most: float) -> float:
         """Return how long children have: some times what the slowest of them took; of a new one, what others took."""
-        peers = [took for (other, _), took in self.took.items() if other == kind]
-        longest = max((self.took.get((kind, name), max(peers)) for name in names) if peers else [math.inf])
+        with self._lock:
+            took = {name: seconds for (other, name), seconds in self.took.items() if other == kind}
+        longest = max((took.get(name, max(took.values())) for name in names) if took else [math.inf])
         return min(most, max(self.min_deadline, SLACK * longest))
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fedbac.core import trees
 from fedbac.core.parts import running_phases
 from fedbac.core.queries import Moment
 from fedbac.deploy.protocol.charter import Charter
@@ -94,10 +95,11 @@ class Remote:
         """Why clients and edges take no part in this round."""
         self.round = 0
         self.pause, self.repeats = AGAIN, 0
-        self.present: dict[str, list[str]] = {}
+        self.present: Mapping[str, list[str]] = {}
         """By edge, the clients that were there when it last spoke."""
-        self.spoke: dict[str, float] = {}
-        """By edge, when that was."""
+        self.spoke: Mapping[str, float] = {}
+        """By edge, when that was. Neither is ever changed, only replaced: several threads read both."""
+        self._noting = threading.Lock()
 
     @property
     def at_work(self) -> frozenset[str]:
@@ -161,8 +163,10 @@ class Remote:
         """Note which clients an edge has."""
         found = message.head.get("present")
         if isinstance(found, list) and all(isinstance(one, str) for one in found):
-            self.present[name] = [one for one in self.charter.names if one in found and one.startswith(f"{name}-")]
-            self.spoke[name] = time.time()
+            here = [one for one in self.charter.names if one in found and one.startswith(f"{name}-")]
+            with self._noting:
+                self.present = {**self.present, name: here}
+                self.spoke = {**self.spoke, name: time.time()}
 
     def noted(self, reports: list[TrainReport]) -> list[TrainReport]:
         """Note who has trained, note and log who is left out, as the sites report it; return the reports."""
@@ -204,6 +208,8 @@ class RemoteEdges(Remote):
         """Of edges; that of clients is their edges' affair."""
         kept = Kept(state / self.charter.run / "arrived", self.charter, self._first_memory)
         self.under_way = UnderWay(self._ask_one, kept, len(self.members))
+        self.unmeasured: set[int] = set()
+        """Sites that have answered an order and then measured nothing in this round, which is played again."""
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
         """Have every edge run its order; too few answers make no round."""
@@ -254,10 +260,17 @@ class RemoteEdges(Remote):
             self.under_way.resume(round_, last_counted(self.history.records()), self._read_again)
         return self.under_way.busy(round_)
 
-    def arrivals(self, round_: int, orders: Sequence[TrainOrder], enough: int) -> list[Arrival]:
-        """Give edges their orders, and wait until so many of all that are at work have answered: return those. Who
+    @property
+    def enough(self) -> int:
+        """How many answers end a round: of those who are members, as nobody waits for places that are empty."""
+        return self.charter.experiment.method.cloud_clock.enough(len(self.members))
+
+    def arrivals(self, round_: int, orders: Sequence[TrainOrder]) -> list[Arrival]:
+        """Give edges their orders, and wait until enough of all that are at work have answered: return those. Who
         cannot answer any more is among them, as absent."""
         self.begin(round_, self._too_few)
+        if round_ != self.under_way.round:
+            self.unmeasured = set()
         self.under_way.begin(round_)
         self.standing.begin(round_)
         lost = {}
@@ -269,9 +282,9 @@ class RemoteEdges(Remote):
                 continue
             whole = train_request(replace(order, broadcast=None), self.charter, expected)
             self.under_way.send(order, train_request(order, self.charter, expected), whole)
-        if round_ == self.charter.experiment.task.rounds:  # nobody would count what comes after it
-            enough = len(self.charter.sites)
-        while len(self.under_way.came) < enough and self.under_way.working:
+        last = round_ == self.charter.experiment.task.rounds  # nobody would count what comes after it
+        enough = len(self.charter.sites) if last else self.enough
+        while len(self.under_way.came.keys() - self.unmeasured) < enough and self.under_way.working:
             if self.stopped():
                 raise Interruption(f"round {round_} had {len(self.under_way.came)} of {enough} answers, which are kept")
             for order, whole, (answer, said) in self.under_way.done(LOOK):
@@ -327,7 +340,7 @@ class RemoteEdges(Remote):
             name: Drift.of(
                 self.charter.owners.without(report.bank, "edge", "client"),
                 orders[name].bank,
-                self.charter.experiment.rate(self.round),
+                self.charter.experiment.rate(orders[name].round),
             )
             for name, report in reports.items()
             if any(weight_R.any() for weight_R in report.weight.values())
@@ -337,7 +350,7 @@ class RemoteEdges(Remote):
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Have every edge measure; who does not answer has no accuracy, nor has who is at work."""
         charter, messages = self.charter, {}
-        free = [order for order in orders if edge_name(order.site) not in self.at_work]
+        free = [self._measurable(order) for order in orders if edge_name(order.site) not in self.at_work]
         for order in free:
             bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
             said = {"order": replace(order, bank=bank), "kept": kept, "expected": self.history.expected(order.site)}
@@ -346,8 +359,21 @@ class RemoteEdges(Remote):
         asked = {name: text for name, text in messages.items() if name in self.members and name not in resting}
         found = resting | self._ask(asked, "measured", messages.__getitem__)
         reports, reasons = self._read(free, found, read_measured, unmeasured)
+        blank = {order.site for order in free if _blank(order, reports[edge_name(order.site)])}
+        self.unmeasured |= blank | {order.site for order in free if edge_name(order.site) in reasons}
         self._count(reports, reasons)
+        if len(blank) == len(free):
+            raise self.again("no edge measured anything on test data")
         return [reports.get(edge_name(order.site)) or unmeasured(order, charter.sites[order.site]) for order in orders]
+
+    def _measurable(self, order: MeasureOrder) -> MeasureOrder:
+        """Return an order with the networks that its edge need not have any more: it trained them for an earlier round,
+        or its round is played again without it."""
+        came = self.under_way.came.get(order.site)
+        if came is None or (came.order.round == self.round and order.site not in self.unmeasured):
+            return order
+        bank = {part: trees.join([order.bank[part], rows]) for part, rows in order.kept.items()}
+        return replace(order, bank={**order.bank, **bank}, kept={})
 
     def _read(
         self,
@@ -421,6 +447,13 @@ class RemoteEdges(Remote):
             more = f"; {BROKE_DOWN} at {', '.join(broken)}" if broken else ""
             least = f" and deploy.min_edges is {self.min_edges}" * waits
             raise self.again(f"{answered} edges answered{least}{more}")
+
+
+def _blank(order: MeasureOrder, report: MeasureReport) -> bool:
+    """Whether an edge was to measure models on test data, and has measured on none."""
+    each = zip(order.wanted, report.readings, strict=True)
+    counts = [reading.count_G for wanted, reading in each if wanted.by in ("edge", "client")]
+    return bool(counts) and not any(count_G.any() for count_G in counts)
 
 
 class RelayReach:
