@@ -44,6 +44,22 @@ SPENT = "tests/deploy/test_privacy.py::test_a_round_is_answered_once_whatever_it
 EXPECTED = "tests/unit/test_privacy.py::test_a_client_counts_as_many_examples_as_it_holds_up_to_what_was_declared"
 
 MUTANTS = {
+    "a site at which nobody starts loses what clients left out": Mutant(
+        "rounds/privacy.py", "        left=dict(average.left),\n", "",
+        "tests/identity/test_clocks.py::test_an_edge_at_which_nobody_can_start_keeps_what_clients_left_out",
+    ),
+    "a site that was not asked has no answers": Mutant(
+        "rounds/tiers.py", 'whole.readings or (float("nan"),) * len(order.readings)', "whole.readings",
+        "tests/identity/test_tiers.py::test_the_cloud_asks_those_who_train_in_the_last_round_of_a_region",
+    ),
+    "a round that nobody measured waits for nobody else": Mutant(
+        "deploy/roles/edges.py", "self.under_way.came.keys() - self.unmeasured", "self.under_way.came",
+        "tests/deploy/test_under_way.py::test_a_round_that_nobody_measured_waits_for_another_edge",
+    ),
+    "an edge is asked for networks of a round that it did not train": Mutant(
+        "deploy/roles/edges.py", "return replace(order, bank={**order.bank, **bank}, kept={})", "return order",
+        "tests/deploy/test_under_way.py::test_an_edge_that_comes_late_need_not_have_kept_what_the_cloud_asks_about",
+    ),
     "a second answer to a round from other networks": Mutant(
         "deploy/roles/releases.py", "kept is None or kept[0] != stamp", "kept is None", SPENT
     ),
