@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedbac.core.state import State
+from fedbac.deploy.protocol.failures import Failure
 from fedbac.deploy.protocol.messages import read_measured
 from fedbac.deploy.protocol.wire import Message, decode
 from fedbac.deploy.roles import edges
@@ -291,3 +292,27 @@ def test_a_federation_has_no_clock_of_clients() -> None:
     experiment = small("hierfavg", SLOW[0], "method.clock=buffered").experiment
     with pytest.raises(ConfigError, match=r"method\.cloud_clock"):
         check_deployable(experiment)
+
+
+def test_who_is_busy_by_right_sits_no_round_out(tmp_path: Path) -> None:
+    """As after a cloud was started again, whose edges still work at what it does not know of."""
+    tiny = small("hierfavg", *ALL, rounds=3)
+    federation = tiny.federation(tmp_path)
+    enrolled = federation.enrol()
+    remote = federation.connect(enrolled)
+    assert isinstance(remote, RemoteEdges)
+    call = federation.cloud.call
+
+    def busy(messages: Any, deadline: float, *limit: int) -> Any:
+        answers, reasons = call({name: one for name, one in messages.items() if name != "edge-1"}, deadline, *limit)
+        return answers, reasons | {name: Failure.BUSY.value for name in messages if name == "edge-1"}
+
+    played = deployed(enrolled, remote)
+    next(played)
+    federation.cloud.call = busy  # type: ignore[assignment, method-assign]
+    assert next(played)[0]["edges_back"] == [0]
+    federation.cloud.call = call  # type: ignore[method-assign]
+    record, _ = next(played)
+    assert sorted(record["edges_back"]) == [0, 1]
+    assert not remote.standing.news
+    remote.close()

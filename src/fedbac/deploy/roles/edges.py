@@ -396,8 +396,11 @@ class RemoteEdges(Remote):
                 reports[name] = read(answer, reports[name], order, site, self.charter)
             except WireError as error:
                 reasons[name] = self.standing.strike(name, Failure.UNUSABLE, detail=str(error))
-        self.standing.strike_late(reasons, str)
-        return reports, reasons
+        # Where nobody waits, who is busy may be so by right: since before the cloud was started again, for example.
+        waits = not self.charter.experiment.method.cloud_clock.holds
+        late = {name: why for name, why in reasons.items() if waits or Failure.BUSY.value not in why}
+        self.standing.strike_late(late, str)
+        return reports, reasons | late
 
     def _first_memory(self, m: int) -> Any:
         return self.charter.experiment.method.selection.init(len(self.charter.sites[m].clients))
