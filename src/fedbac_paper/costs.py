@@ -21,17 +21,15 @@ MOST = 0.5
 """Points that a difference may cost."""
 TOLD = f"Costs are points on {', '.join(f'`{task}`' for task in TASKS)}."
 ABOUT = (
-    "**Cost** of a difference: by how many points of accuracy a method is better as in its original, on small "
-    f"versions of {', '.join(f'`{task}`' for task in TASKS)}, each a mean over three seeds (`python "
-    "benchmarks/paired.py costs`; variants: `benchmarks/originals.py`). A client with a part of its own is judged on "
-    "its own mix of data. What costs more than half a point in the mean over tasks, beyond noise over seeds, is no "
-    "default, or the name says so, as `-edges` does."
+    "**Cost** of a difference: by how many points of accuracy the original is better, on small versions of "
+    f"{', '.join(f'`{task}`' for task in TASKS)}, each a mean over three seeds (`python benchmarks/paired.py costs`; "
+    "variants: `benchmarks/originals.py`). Clients with parts of their own are judged on their own mix of data. What "
+    "costs more than half a point over all tasks, beyond noise, is no default, or the name says so, as `-edges` does."
 )
 SHARED = (
-    "**What all methods share in a comparison** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m "
-    "clients, or all where selection is not the method's subject; rounds, epochs, the optimizer (with momentum, "
-    "clipping and weight decay), devices, links and failures (`task.world`) are the task's; and where an original "
-    "fine-tunes after its last round, the last rounds do."
+    "**What all methods share** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where "
+    "selection is not the method's subject; rounds, epochs, optimizer, devices, links and failures are the task's; "
+    "where an original fine-tunes after its last round, the last rounds do."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -118,7 +116,7 @@ def line(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
         return difference.words
     told = ", ".join(f"{round(mean(gaps), 1) + 0.0:+.1f}".replace("-", "−") for gaps in by_task)
     unsure = mean(map(mean, by_task)) > MOST and not dear(method, difference, found)
-    return f"{difference.words} Cost: {told} points{', within noise' * unsure}."
+    return f"{difference.words} Cost: {told}{', within noise' * unsure}."
 
 
 def dear(method: str, difference: Difference, found: Mapping[str, Any]) -> bool:

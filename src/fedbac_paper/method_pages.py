@@ -116,10 +116,7 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
             sections += ["", f"{title}:", "", *(f"- {said}" for said in differences)]
         elif note.differences:
             sections += ["", f"Differences: those of `{first}`."]
-    head = (
-        f"# {TITLES[name]}\n\n{costs.TOLD} [How to read this](../methods.md#the-pages-of-methods). Written by "
-        "`tools/make_docs.py`."
-    )
+    head = f"# {TITLES[name]}\n\n{costs.TOLD} [How to read this](../methods.md#the-pages-of-methods)."
     return head + "\n" + "\n".join(sections) + "\n"
 
 

@@ -41,7 +41,7 @@ def test_a_cost_is_the_mean_over_seeds_of_the_original_less_ours() -> None:
         for seed in costs.SEEDS:
             runs[costs.key("fedgwc", (), task, seed)] = 0.5
             runs[costs.key("fedgwc", difference.original, task, seed)] = 0.5 - 0.01 * seed
-    assert costs.line("fedgwc", difference, {"runs": runs}) == "Half train. Cost: −1.0, −1.0, −1.0 points."
+    assert costs.line("fedgwc", difference, {"runs": runs}) == "Half train. Cost: −1.0, −1.0, −1.0."
     del runs[costs.key("fedgwc", (), "demo", 1)]
     assert costs.line("fedgwc", difference, {"runs": runs}) == "Half train.", "three seeds or nothing"
 

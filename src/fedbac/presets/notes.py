@@ -36,7 +36,7 @@ BY_DATA = Difference("Networks are averaged by data, not alike.", (ALIKE,))
 ALL_CLIENTS = Difference(
     "All clients train; originally a share of them.", ("method.selection={kind: random, fraction: 0.1}",)
 )
-UNDEFINED = "the original is not defined in full"
+UNDEFINED = "not defined in full"
 FEDREP = "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning, 2021"
 APFL = "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, 2020"
 NOT_AGAIN = Difference(
