@@ -58,6 +58,13 @@ def test_every_layout_gives_the_same_data(layout: str, tmp_path: Path) -> None:
     assert data.x_train.flags.writeable
 
 
+@pytest.mark.parametrize("name", ["fashion-mnist-mini", "glyphs"])
+def test_embedded_data_are_unpacked_once_and_belong_to_whoever_loads_them(name: str) -> None:
+    before = load(name).fingerprint
+    load(name).x_train[:] = 1
+    assert load(name).fingerprint == before
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", WRITERS)
 @pytest.mark.parametrize("harm", ["cut", "empty", "noise"])

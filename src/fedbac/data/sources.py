@@ -7,6 +7,8 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
@@ -17,7 +19,7 @@ from pydantic import AfterValidator
 from fedbac.core.settings import MAX_NAME, plain_name
 from fedbac.data.catalog import SOURCES, Download, Layout, Source, Wheel
 from fedbac.data.datasets import Dataset
-from fedbac.data.readers import NAMES, in_order, read_arrays, reading, tiers_in
+from fedbac.data.readers import NAMES, Arrays, Natural, in_order, read_arrays, reading, tiers_in
 from fedbac.errors import ConfigError, DataNotFoundError, OutputError, quoted, unknown, visible
 from fedbac.files import make_folder, replacing, write_whole
 from fedbac.packages import DATASETS, Package, announced, imported, is_own
@@ -73,10 +75,16 @@ def load(name: str, folder: Folder | None = None) -> Dataset:
     layout = _layout_in(source, place)
     if place is None or layout is None:
         raise _not_found(name, folder)
-    paths = [place / file for file in layout.files]
-    found = layout.read(paths)
+    paths = tuple(place / file for file in layout.files)
+    found = deepcopy(_unpacked(layout, paths)) if source.embedded else layout.read(paths)
     with reading(paths[0]):
         return Dataset.from_arrays(name, *found[:4], source.num_classes, found[4] if len(found) > 4 else None)
+
+
+@lru_cache(maxsize=2)
+def _unpacked(layout: Layout, paths: tuple[Path, ...]) -> Arrays | Natural:
+    """Read embedded data, which never change; to unpack them for every run of a comparison would take half a second."""
+    return layout.read(paths)
 
 
 def arrays_of(source: str, field: str, load: Callable[[], Callable[..., Any]] | None = None) -> Mapping[str, Any]:
