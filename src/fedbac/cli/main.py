@@ -11,6 +11,7 @@ import typer
 from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperCommand
+from typer.main import get_command
 
 from fedbac.cli import deploying, federating, lists, modelling, reporting, running
 from fedbac.cli.streams import lasting
@@ -107,6 +108,9 @@ def _options(
     pass
 
 
+command_line = get_command(app)
+
+
 class _Plain(logging.Formatter):
     """Warnings quote paths and files, which may hold anything."""
 
@@ -125,7 +129,7 @@ def main() -> None:
     with lasting():
         try:
             with interrupting():
-                app(prog_name="fedbac")  # however it was started
+                command_line(prog_name="fedbac")  # however it was started
         except Interrupted:
             say("Stopped at once; saved rounds are safe. The same command resumes.", err)
             sys.exit(130)
