@@ -206,11 +206,11 @@ def moved(network: nn.Module, span: slice) -> list[nn.Parameter]:
     return found
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float, instruction_set: str) -> None:
     """Allow a few filters to be less close: of two pixels under a window that tie but for rounding, either may win."""
     error = np.abs(found - expected)
-    assert np.mean(error > tolerance) < 1e-3
-    assert error.max(initial=0) < 100 * tolerance
+    assert np.mean(error > tolerance) < 1e-3, instruction_set
+    assert error.max(initial=0) < 100 * tolerance, instruction_set
 
 
 def assert_equals_torch(
@@ -221,35 +221,37 @@ def assert_equals_torch(
     visits: JobVisits,
     sgd: JobSgd,
     *,
-    instruction_set: str | None = None,
     tolerance: float = 2e-6,
     velocity: np.ndarray | None = None,
     **pull: Any,
-) -> native.TrainingOutcome:
-    """Train by the kernel and by PyTorch, and compare weights, momentum and losses; return the kernel's outcome."""
-    found = native.train(
-        layers,
-        images,
-        networks,
-        start,
-        visits,
-        sgd,
-        velocity_JPD=velocity,
-        return_velocity=True,
-        num_threads=2,
-        instruction_set=instruction_set,
-        **pull,
-    )
+) -> list[native.TrainingOutcome]:
+    """Train by PyTorch once, and by the kernel with every set of instructions; compare weights, momentum and losses."""
     expected, velocities, losses = torch_train(
         layers, images, networks, start, visits, sgd, velocity_JPD=velocity, **pull
     )
-    assert_close(found.parameters_JPD, expected, tolerance)
-    if sgd.momentum:
-        assert found.velocity_JPD is not None
-        assert_close(found.velocity_JPD, velocities, 20 * tolerance)
-    for job, epochs in enumerate(losses):
-        np.testing.assert_allclose(found.loss_JE[job, : len(epochs)], epochs, rtol=1e-5, atol=1e-6)
-        assert np.isnan(found.loss_JE[job, len(epochs) :]).all()
-        np.testing.assert_allclose(found.loss_J[job], np.mean(epochs) if epochs else 0, rtol=1e-5, atol=1e-6)
-    assert found.finite_J.all()
-    return found
+    outcomes = []
+    for instruction_set in SETS:
+        found = native.train(
+            layers,
+            images,
+            networks,
+            start,
+            visits,
+            sgd,
+            velocity_JPD=velocity,
+            return_velocity=True,
+            num_threads=2,
+            instruction_set=instruction_set,
+            **pull,
+        )
+        assert_close(found.parameters_JPD, expected, tolerance, instruction_set)
+        if sgd.momentum:
+            assert found.velocity_JPD is not None
+            assert_close(found.velocity_JPD, velocities, 20 * tolerance, instruction_set)
+        for job, epochs in enumerate(losses):
+            np.testing.assert_allclose(found.loss_JE[job, : len(epochs)], epochs, rtol=1e-5, atol=1e-6)
+            assert np.isnan(found.loss_JE[job, len(epochs) :]).all()
+            np.testing.assert_allclose(found.loss_J[job], np.mean(epochs) if epochs else 0, rtol=1e-5, atol=1e-6)
+        assert found.finite_J.all()
+        outcomes.append(found)
+    return outcomes

@@ -149,17 +149,16 @@ def known(name: str) -> Graph:
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_training_equals_pytorch(name: str, num_parts: int, instruction_set: str) -> None:
+def test_training_equals_pytorch(name: str, num_parts: int) -> None:
     graph = known(name)
     images, networks = make_images(graph, 60), start_networks(graph, 3)
     start = np.array([[0, 1], [2, 0]])[:, :num_parts]
     visits = make_visits(images, [45, 19], [2, 2])
     sgd = JobSgd(20, 0.02, 0.9, weight_decay=[1e-3, 1e-2][:num_parts], l2=[1e-2, 0][:num_parts], max_norm=1.0)
     close = 5e-5 if name == "norms" else 1e-5  # normalization magnifies rounding; one step is compared closely below
-    assert_equals_torch(graph, images, networks, start, visits, sgd, instruction_set=instruction_set, tolerance=close)
+    assert_equals_torch(graph, images, networks, start, visits, sgd, tolerance=close)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -195,9 +194,8 @@ def test_evaluation_equals_pytorch(name: str, instruction_set: str) -> None:
         assert found.correct[row] == (logits.argmax(1) == y).sum().item()
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("name", ["very deep", "shortcuts", "as written", "norms"])
-def test_any_run_of_layers_moves_alone(name: str, instruction_set: str) -> None:
+def test_any_run_of_layers_moves_alone(name: str) -> None:
     """Where layers run in another order than their weights lie, too."""
     graph = known(name)
     images, networks = make_images(graph, 40), start_networks(graph, 2)
@@ -208,16 +206,13 @@ def test_any_run_of_layers_moves_alone(name: str, instruction_set: str) -> None:
         for end in {ends[begin + 1], ends[-1]}:
             moving = (slice(ends[begin], end), slice(None))
             sgd = JobSgd(8, 0.05, 0.9, weight_decay=0.01, l2=(0.2, 0.1), max_norm=0.4, moving=moving)
-            found = assert_equals_torch(
-                graph, images, networks, start, visits, sgd, instruction_set=instruction_set, tolerance=1e-5
-            )
             still = np.ones(ends[-1], dtype=bool)
             still[moving[0]] = False
-            np.testing.assert_array_equal(found.parameters_JPD[:, 0, still], networks[start[:, 0]][:, still])
+            for found in assert_equals_torch(graph, images, networks, start, visits, sgd, tolerance=1e-5):
+                np.testing.assert_array_equal(found.parameters_JPD[:, 0, still], networks[start[:, 0]][:, still])
 
 
-@pytest.mark.parametrize("instruction_set", SETS)
-def test_augmentation_within_padding(instruction_set: str) -> None:
+def test_augmentation_within_padding() -> None:
     graph = known("padded blocks")
     for is_float in (False, True):
         images = make_images(graph, 40, is_float=is_float)
@@ -227,9 +222,7 @@ def test_augmentation_within_padding(instruction_set: str) -> None:
         visits = native.JobVisits(visits.examples_S, visits.num_examples_J, visits.num_epochs_J, crop, flip)
         start = np.zeros((2, 1), int)
         networks, sgd = start_networks(graph, 1), JobSgd(8, 0.02)
-        assert_equals_torch(
-            graph, images, networks, start, visits, sgd, instruction_set=instruction_set, tolerance=1e-5
-        )
+        assert_equals_torch(graph, images, networks, start, visits, sgd, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
