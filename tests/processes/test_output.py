@@ -17,7 +17,8 @@ from fedbac.runs import sweep
 from tests.test_cli import SMALL
 
 COMMAND = [sys.executable, "-m", "fedbac"]
-RUN = [*COMMAND, "run", "hierfavg", *SMALL, "--rounds", "3", "--out", "run"]
+RUN = [*COMMAND, "run", "hierfavg", *SMALL, "--rounds", "1", "--out", "run"]
+IMPATIENT = "from fedbac.cli import main, streams; streams.PATIENCE = streams.END_PATIENCE = 0.3; main.main()"
 
 
 def outcome(command: list[str], folder: Path, **streams: Any) -> tuple[int, str]:
@@ -68,7 +69,8 @@ def test_a_run_outlives_a_reader_that_stands_still(both: bool, tmp_path: Path) -
             os.write(write, bytes(1 << 12))
     os.set_blocking(write, True)
     pipes = {"stdout": write, "stderr": write if both else subprocess.PIPE}
-    done = subprocess.run(RUN, cwd=tmp_path, text=True, timeout=200, check=False, **pipes)  # type: ignore[call-overload]
+    words = [sys.executable, "-c", IMPATIENT, *RUN[len(COMMAND) :]]
+    done = subprocess.run(words, cwd=tmp_path, text=True, timeout=200, check=False, **pipes)  # type: ignore[call-overload]
     os.close(write)
     assert done.returncode == 1
     assert both or done.stderr == "Nobody read the output, so some of it is lost; what was saved is safe.\n"
