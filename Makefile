@@ -51,7 +51,7 @@ test: $(STAMP)-dev browser
 	$(MAKE) --no-print-directory -j 2 lint pytest
 
 test-all: $(STAMP)-dev browser
-	$(MAKE) --no-print-directory -j 2 lint pytest SELECT="-m ''"
+	$(MAKE) --no-print-directory -j 2 lint pytest SELECT="-m ''" SPREAD=
 
 lint: $(STAMP)-dev
 	$(BIN)/ruff check .
@@ -61,8 +61,12 @@ lint: $(STAMP)-dev
 	$(BIN)/zizmor --offline --quiet --min-severity medium .github
 	$(BIN)/python tools/make_docs.py --check
 
+# A file's tests stay in one process, so that what they share is made once; small files come last. All tests together
+# are spread one by one: a file of them may take an hour.
+SPREAD := --dist loadfile --no-loadscope-reorder
+
 pytest: $(STAMP)-dev
-	$(BIN)/pytest -n 2 --dist loadgroup $(SELECT)
+	$(BIN)/pytest -n 2 $(SPREAD) $(SELECT)
 
 # Another torch, the oldest allowed or the newest, in an environment that is made anew.
 test-torch:
@@ -71,7 +75,7 @@ test-torch:
 	build/torch/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH)
 	build/torch/bin/$(INSTALL) $(if $(LOCK),-c $(LOCK)) $(TORCH) -e '.[privacy]' 'setuptools>=77' pytest pytest-timeout \
 	pytest-xdist hypothesis
-	build/torch/bin/pytest -n 2 --dist loadgroup -W default tests/test_plain.py tests/test_frozen.py tests/test_losses.py \
+	build/torch/bin/pytest -n 2 $(SPREAD) -W default tests/test_plain.py tests/test_frozen.py tests/test_losses.py \
 	tests/test_sealed.py tests/golden tests/identity tests/native tests/planted tests/trainers
 
 image:

@@ -13,8 +13,6 @@ import pytest
 import fedbac
 from fedbac import AGGREGATION, CLOCK, CLUSTERING, METHODS, PERSONALIZATION, SELECTION, SHARING, STEP, TOPOLOGY
 
-pytestmark = pytest.mark.xdist_group("layers")  # so that the sources are read once
-
 LAYERS = [
     {"errors", "version", "statistics"},
     {"files"},

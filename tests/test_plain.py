@@ -40,8 +40,6 @@ CONFIG = Config(
     loss_examples=25,
 )
 
-pytestmark = pytest.mark.xdist_group("plain")  # so that its rounds are played once
-
 
 @dataclass
 class Case:

@@ -27,7 +27,6 @@ from tests.store import worker
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.xdist_group("ray here"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -174,7 +174,6 @@ def test_its_rounds_can_be_verified(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.xdist_group("ray")
 def test_actors_give_the_same_rounds() -> None:
     pytest.importorskip("ray")
     here, there = (

@@ -8,10 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-NEEDS_BROWSER = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; make browser installs it"),
-    pytest.mark.xdist_group("browser"),
-]
+NEEDS_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here; make browser installs it")
 
 
 @dataclass

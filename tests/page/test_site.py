@@ -21,7 +21,7 @@ SEARCHES = [
     ("own data npz", "extend"), ("install", "first-run"), ("resume", "resume"), ("deploy", "deploy"), ("gpu", "gpu"),
     ("certificate", "deploy-keys"), ("own policy", "policies"), ("who leads", "report"), ("sweep", "sweeps"),
 ]  # fmt: skip
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900), *NEEDS_BROWSER]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900), NEEDS_BROWSER]
 
 
 @pytest.fixture(scope="module")
