@@ -90,7 +90,7 @@ def test_every_scheme_has_its_preset() -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_models_are_as_right_as_the_last_record_says(name: str) -> None:
     data = images()
-    run = tiny_run(name, task=tiny_task(rounds=4, **FIVE), dataset=data)
+    run = tiny_run(name, task=tiny_task(rounds=2, **FIVE), dataset=data)
     assert accuracies(run, data) == pytest.approx(run.records[-1]["accuracy_per_edge"], abs=1e-12)
 
 

@@ -3,6 +3,7 @@
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ NUM_ROUNDS = 6
 def of_each_order() -> list[Any]:
     """Return the variants as parameters; ``make test`` takes the first of those that work in the same order."""
     return [param for variants in (EARLY, AFTER_LEARNING, AFTER_MOVES, IN_TURN) for param in first(1, variants)]
+
+
+@cache
+def usual() -> tuple[Any, ...]:
+    """Return an experiment, its federation, and its records and states by a trainer that does one thing at a time."""
+    experiment, federation = setting()
+    return experiment, federation, *played(experiment, federation, loop(experiment, federation))
 
 
 def varied(experiment: Experiment, change: dict[str, Any]) -> Experiment:
@@ -128,8 +136,7 @@ def test_a_round_in_which_a_client_fails_is_measured_and_scored_again() -> None:
 
 @pytest.mark.parametrize("room", first(1, [4, 1]))
 def test_where_memory_runs_out_clients_come_in_chunks_and_nothing_is_guessed(room: int) -> None:
-    experiment, federation = setting()
-    plain, states = played(experiment, federation, loop(experiment, federation))
+    experiment, federation, plain, states = usual()
     diary = Diary(loop(experiment, federation), room=room)
     records, ends = played(experiment, federation, diary, states[0])
     assert records == plain
@@ -144,8 +151,7 @@ def test_where_memory_runs_out_clients_come_in_chunks_and_nothing_is_guessed(roo
 
 @pytest.mark.full
 def test_scores_that_find_no_room_beside_the_training_are_made_after_it() -> None:
-    experiment, federation = setting()
-    plain, states = played(experiment, federation, loop(experiment, federation))
+    experiment, federation, plain, states = usual()
 
     class Cramped(Diary):
         def queue_evaluation(self, requests: Sequence[Evaluate]) -> Callable[[], list[Measured]]:
@@ -199,8 +205,7 @@ def test_a_state_is_made_when_its_record_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_round_that_cannot_begin_does_not_take_the_one_before_it_along() -> None:
-    experiment, federation = setting()
-    plain, states = played(experiment, federation, loop(experiment, federation))
+    experiment, federation, plain, states = usual()
     going = playing(experiment, federation, Diary(loop(experiment, federation), breaks_in=4), states[0])
     told = [next(going)[0]["accuracy"] for _ in range(3)]
     assert told == [record["accuracy"] for record in plain[:3]]
@@ -209,8 +214,7 @@ def test_a_round_that_cannot_begin_does_not_take_the_one_before_it_along() -> No
 
 
 def test_whoever_stops_after_a_record_can_resume_from_its_state() -> None:
-    experiment, federation = setting()
-    plain, states = played(experiment, federation, loop(experiment, federation))
+    experiment, federation, plain, states = usual()
     going = playing(experiment, federation, Diary(loop(experiment, federation)), states[0])
     for _ in range(3):
         _, state = next(going)
@@ -220,8 +224,7 @@ def test_whoever_stops_after_a_record_can_resume_from_its_state() -> None:
 
 
 def test_a_finished_run_is_not_played_on() -> None:
-    experiment, federation = setting()
-    _, states = played(experiment, federation, loop(experiment, federation))
+    experiment, federation, _, states = usual()
     assert list(playing(experiment, federation, Diary(loop(experiment, federation)), states[-1])) == []
 
 

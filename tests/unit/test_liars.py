@@ -40,6 +40,11 @@ def lied_to(attack: Attack, rule: Aggregation | None = None, rounds: int = 3, **
     return play(method, DATA, SHARDS, num_rounds=rounds, world=World(liars=Liars(attack=attack, **who)))
 
 
+@cache
+def honest() -> Played:
+    return play(Method(name="x", personalization=Additive()), DATA, SHARDS, world=World())
+
+
 def weights(played: Played) -> torch.Tensor:
     return torch.cat([value.flatten() for params in played.end.parts.values() for value in params.values()])
 
@@ -91,10 +96,9 @@ def test_a_federation_has_no_liars_on_purpose() -> None:
 
 @pytest.mark.parametrize("attack", HARMFUL)
 def test_clients_lie_from_their_round_on_and_in_what_they_send_alone(attack: Attack) -> None:
-    honest = play(Method(name="x", personalization=Additive()), DATA, SHARDS, world=World())
     late = lied_to(attack, clients=0.34, from_round=3)
-    assert late.records[1]["accuracy_per_edge"] == honest.records[1]["accuracy_per_edge"]
-    assert not torch.equal(weights(late), weights(honest))
+    assert late.records[1]["accuracy_per_edge"] == honest().records[1]["accuracy_per_edge"]
+    assert not torch.equal(weights(late), weights(honest()))
 
 
 def test_an_edge_reports_what_it_makes_of_its_clients() -> None:
