@@ -42,7 +42,7 @@ $(STAMP)-dev: $(STAMP)
 demo: $(STAMP)
 	mkdir -p runs
 	$(BIN)/fedbac show fed-bac --task demo --set method.clustering.period=5 > runs/fed-bac.yaml
-	$(BIN)/fedbac compare fedbac-plus ifca-edges runs/fed-bac.yaml hierfavg --out runs/demo --overwrite
+	$(BIN)/fedbac compare fedfork ifca-edges runs/fed-bac.yaml hierfavg --out runs/demo --overwrite
 
 # Lint and tests at once: without its cache, mypy alone keeps one core busy for a minute. And tests start many processes,
 # which are to find their modules compiled.
@@ -102,7 +102,7 @@ browser:
 	echo "There is no Chromium, and it could not be installed: tests of the page in a browser are skipped."
 
 screenshots: $(STAMP)-dev browser
-	$(BIN)/fedbac compare fedbac-plus ifca-edges fedper-edges hierfavg --task planted --rounds 25 --seed 0 --seed 1 --out runs/screenshots
+	$(BIN)/fedbac compare fedfork ifca-edges fedper-edges hierfavg --task planted --rounds 25 --seed 0 --seed 1 --out runs/screenshots
 	$(BIN)/python tools/make_screenshots.py runs/screenshots
 
 # Strict: a warning is an error. The variable silences an advertisement for another program.

@@ -198,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "table", "cost"])
     parser.add_argument("file", type=Path, nargs="?", default=Path("liars.jsonl"))
-    parser.add_argument("--methods", nargs="+", default=["hierfavg", "fed-bac", "fedbac-plus"])
+    parser.add_argument("--methods", nargs="+", default=["hierfavg", "fed-bac", "fedfork"])
     parser.add_argument("--attacks", nargs="+", default=list(FIVE))
     parser.add_argument("--rules", nargs="+", default=list(FIRST), choices=list(RULES))
     parser.add_argument("--shares", nargs="+", type=float, default=[0.3])

@@ -141,11 +141,7 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
 
 def lines(path: Path) -> dict[Job, dict[str, Any]]:
     """Return the runs of a file."""
-    found = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        row = json.loads(line)
-        found[Job(row["method"], tuple(row["point"]), row["setting"], row["seed"])] = row
-    return found
+    return {Job(row["method"], tuple(row["point"]), row["setting"], row["seed"]): row for row in confirmed.read(path)}
 
 
 def best_points(found: Iterable[dict[str, Any]]) -> dict[str, Point]:

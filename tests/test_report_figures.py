@@ -92,7 +92,7 @@ def test_a_method_has_one_colour_whatever_it_is_compared_with() -> None:
     def colours(*names: str) -> dict[str, str]:
         return {group.label: group.look.colour for group in groups([fake(name, rounds=1) for name in names])}
 
-    for name in ("fedbac-plus", "ditto", "oort"):
+    for name in ("fedfork", "ditto", "oort"):
         alone = colours(name)[name]
         assert colours("hierfavg", "fed-bac", name)[name] == alone
         assert colours(name, "ifca-edges")[name] == alone

@@ -2,7 +2,7 @@
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/reproduce/, and the marked
 blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/gpu.md,
-docs/million.md, docs/plus.md, docs/privacy.md, docs/methods/against-fluke.md and docs/first-run.md.
+docs/million.md, docs/fedfork.md, docs/privacy.md, docs/methods/against-fluke.md and docs/first-run.md.
 
 python tools/make_docs.py [--check]
 """
@@ -407,8 +407,8 @@ def texts() -> dict[Path, str]:
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED), performance.several(SPEED)),
         DOCS / "kernels.csv": comma_separated(performance.kernels(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.million(SPEED), performance.candidates(SPEED)),
-        DOCS / "plus.md": block(
-            DOCS / "plus.md",
+        DOCS / "fedfork.md": block(
+            DOCS / "fedfork.md",
             confirmed.table(ROOT / confirmed.KEPT),
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),

@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 from fedbac_paper import demo
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-NOT_SEARCHED = ("reproduce/", "decisions/", "open-questions.md", "plus.md")
+NOT_SEARCHED = ("reproduce/", "decisions/", "open-questions.md")
 FIRST = {"extend.md": 4, "first-run.md": 2, "deploy.md": 2, "policies.md": 2, "teach.md": 2}
 """What a beginning of a path weighs in the search."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\.?/[^)\s#]+)\)")

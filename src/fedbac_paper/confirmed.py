@@ -15,16 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from fedbac.presets.methods import RENAMED
 from fedbac.statistics import FEWEST_SEEDS, Gap, gap, holm
 from fedbac_paper import marks, tables
 
 KEPT, FIGURE = Path("results/rivals/confirmed.jsonl"), Path("docs/images/rivals.svg")
 PLANNED = "planned.jsonl"
 """Beside the runs, the file that names all that are to be done."""
-OURS, KIN = "fedbac-plus-2", "fedbac-plus"
+OURS, KIN = "fedfork", "fedbac-plus"
 """Our method, and our earlier one, which counts as a rival."""
-WIDE, ONE = "fedavg-ft-wide", "fedbac-plus-2-one"
-CONTROLS = {WIDE: "`fedavg-ft`, a network of twice the weights", ONE: "`fedbac-plus-2`, one network"}
+WIDE, ONE = "fedavg-ft-wide", "fedfork-one"
+FORMERLY = RENAMED | {"fedbac-plus-2-one": ONE}
+"""By the name that a method has in files of runs, its name today."""
+CONTROLS = {WIDE: "`fedavg-ft`, a network of twice the weights", ONE: "`fedfork`, one network"}
 """Methods that are shown and not judged."""
 UNUSED = {("planted", 20)}
 """Settings and seeds among the confirming ones on which a rule of ours was once tried."""
@@ -144,8 +147,9 @@ def in_short(file: Path) -> str:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Return the runs of a file, none where there is no file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    """Return the runs of a file, by today's names of methods; none where there is no file."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    return [row | {"method": FORMERLY.get(row["method"], row["method"])} for row in rows]
 
 
 def table(file: Path) -> str:

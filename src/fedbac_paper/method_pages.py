@@ -20,8 +20,8 @@ FAMILIES = {
     "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
     "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-edges fedper fedper-edges fedrod fedrod-edges "
     "fedala fedala-edges",
-    "additive": "fed-bac fed-cam fed-cam-edges fed-cam-alternate paper-text paper-figures fed-bac-random fed-bac-full "
-    "singletons linucb-isolated fedbac-plus fedbac-plus-2",
+    "additive": "fedfork fed-bac fed-cam fed-cam-edges fed-cam-alternate paper-text paper-figures fed-bac-random "
+    "fed-bac-full singletons linucb-isolated fedbac-plus",
 }
 """The pages of methods, and what is on them."""
 TITLES = {

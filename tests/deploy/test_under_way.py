@@ -262,7 +262,7 @@ def test_an_edge_that_comes_late_need_not_have_kept_what_the_cloud_asks_about(
 ) -> None:
     """In round 3 the policy compares what an edge trained with the cluster's average; it did so in round 1."""
     settings = ("method.clustering.period=1", "method.clustering.alone_steps=1")
-    tiny = small("fedbac-plus-2", *SLOW, *settings, rounds=4)
+    tiny = small("fedfork", *SLOW, *settings, rounds=4)
     federation = tiny.federation(tmp_path)
     enrolled = federation.enrol()
     remote = federation.connect(enrolled)

@@ -19,8 +19,8 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
         line("ditto-edges", "cifar10", 0.99, seed=1),
         line("local", "cifar10", 0.625, point=("method.sharing=apart",)),
         line("local", "cifar10", 0.25, point=("method.selection=sound",)),
-        line("fedbac-plus-2", "cifar10", 0.7),
-        line("fedbac-plus-2", "cifar10", 0.98, point=("method.sharing=apart",)),
+        line("fedfork", "cifar10", 0.7),
+        line("fedfork", "cifar10", 0.98, point=("method.sharing=apart",)),
         line("local", "noisy", 0.625),
         line("fedavg-ft-wide", "noisy", 0.75),
     ]
@@ -30,7 +30,7 @@ def test_the_table_shows_rivals_at_their_best_points_and_ours_at_its_only_one(tm
     assert [row[0] for row in told] == [
         "fedavg-ft, a network of twice the weights",
         "ditto-edges",
-        "fedbac-plus-2",
+        "fedfork",
         "local",
     ]
     assert [row[1] for row in told] == ["–", "75.0 / 50.0", "70.0 / 45.0", "62.5 / 37.5"]
@@ -46,10 +46,10 @@ def test_the_cost_is_a_multiple_of_the_yardstick_s_bytes_with_the_defaults_on_on
     first, again = tmp_path / "tuning.jsonl", tmp_path / "bytes.jsonl"
     rows = [
         moved("hierfavg", "cifar10", None),
-        moved("fedbac-plus-2", "cifar10", 500),
-        moved("fedbac-plus-2", "cifar10", 900, point=("method.sharing=apart",)),
-        moved("fedbac-plus-2", "cifar10", 800, seed=1),
-        moved("fedbac-plus-2", "svhn", 700),
+        moved("fedfork", "cifar10", 500),
+        moved("fedfork", "cifar10", 900, point=("method.sharing=apart",)),
+        moved("fedfork", "cifar10", 800, seed=1),
+        moved("fedfork", "svhn", 700),
     ]
     first.write_text("\n".join(rows), encoding="utf-8")
     again.write_text(moved("hierfavg", "cifar10", 200), encoding="utf-8")

@@ -38,6 +38,12 @@ TAUGHT = {"kind": "per_cluster", "taught": True}
 TENTH, TWICE = {"kind": "top_k", "keep": 0.1}, {"kind": "hierarchical", "edge_rounds": 2}
 TESTED = {"kind": "thompson", "reward_split": "test", "skip_after_move": False}
 METHODS = {
+    "fedfork": Row(
+        clustering={"kind": "merging", "alone_steps": 1000},
+        selection="sound",
+        sharing="predict_towards_mean",
+        personalization={"kind": "per_cluster", "networks": 2},
+    ),
     "fed-bac": Row(clustering="linucb", selection="thompson", personalization="additive"),
     "fedavg": Row(topology="flat"),
     "fedprox": Row(topology="flat", personalization={"kind": "shared", "proximal": 0.01}),
@@ -146,14 +152,14 @@ METHODS = {
         sharing={"kind": "once_overfitted", "share": 0.1},
         personalization="additive",
     ),
-    "fedbac-plus-2": Row(
-        clustering={"kind": "merging", "alone_steps": 1000},
-        selection="sound",
-        sharing="predict_towards_mean",
-        personalization={"kind": "per_cluster", "networks": 2},
-    ),
 }
-RENAMED = {"ifca-original": "ifca-edges", "ifca-clients": "ifca", "cfl-clients": "cfl", "fedrep-clients": "fedrep"}
+RENAMED = {
+    "ifca-original": "ifca-edges",
+    "ifca-clients": "ifca",
+    "cfl-clients": "cfl",
+    "fedrep-clients": "fedrep",
+    "fedbac-plus-2": "fedfork",
+}
 """Names that presets had before."""
 for _name, _row in METHODS.items():
     _row.name, _row.__doc__ = _name, NOTES[_name].summary

@@ -187,6 +187,13 @@ def _note(reference: str, summary: str, *differences: Difference, interpretation
 
 
 NOTES: dict[str, Note] = {
+    "fedfork": _note(
+        OURS,
+        "Edges train one model together, the sum of two networks, until a client has about a thousand steps left. Then "
+        "they fork: each continues in a cluster of its own, unless the shared model is better, and clusters that fit "
+        "merge again. Edges predict with a blend of their own model and the mean of all. All clients train but those "
+        "whose labels cannot be learned.",
+    ),
     "fed-bac": _note(
         PAPER,
         "A network shared by all plus one of the cluster predicts (Eq. 2). A LinUCB bandit assigns edges to clusters "
@@ -205,14 +212,8 @@ NOTES: dict[str, Note] = {
     "linucb-isolated": _note(OURS, "Fed-BAC without the shared network: clusters have nothing in common."),
     "fedbac-plus": _note(
         OURS,
-        "Clusters merge where their networks fit each other's data, and share them once they overfit; clients are "
-        "credited one by one.",
-    ),
-    "fedbac-plus-2": _note(
-        OURS,
-        "The sum of two networks, which all edges share until a client has about a thousand steps left. Then each "
-        "edge may continue in its own cluster; clusters merge where they fit. Edges predict with a blend of their "
-        "own model and the mean of all. All clients train but those whose labels cannot be learned.",
+        "The predecessor of fedfork: clusters merge where their networks fit each other's data, and share them once "
+        "they overfit; clients are credited one by one.",
     ),
     "fedavg": _note(
         FEDAVG,

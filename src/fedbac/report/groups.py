@@ -22,7 +22,7 @@ from fedbac.statistics import Ranking, deviation, standing
 
 log = logging.getLogger("fedbac")
 
-OWN_COLOURS = ("fed-bac", "ifca-edges", "hierfavg", "fedbac-plus", "fedavg", "local", "ditto", "fedper-edges")
+OWN_COLOURS = ("fed-bac", "ifca-edges", "hierfavg", "fedfork", "fedavg", "local", "ditto", "fedper-edges")
 """Methods that have one of the palette's colours to themselves, in its order."""
 MOST = 3
 """Settings that a label names; where more differ, the folder says more."""

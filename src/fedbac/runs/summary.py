@@ -54,6 +54,10 @@ def leaves(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
+ALSO_LAST = ("predict_towards_mean",)
+"""Kinds that decide after the last round in any case, however long their period."""
+
+
 def long_periods(experiment: Mapping[str, Any]) -> list[str]:
     """Return which policies would decide fewer than five times in a run, and what to set."""
     rounds, method = experiment["task"]["rounds"], experiment["method"]
@@ -62,6 +66,7 @@ def long_periods(experiment: Mapping[str, Any]) -> list[str]:
         f"never; set it to {max(1, rounds // 5)} or less, or play more rounds"
         for path, value in leaves(method).items()
         if path.endswith("period") and isinstance(value, int) and value > 1 and 5 * value > rounds
+        if method.get(path.partition(".")[0], {}).get("kind") not in ALSO_LAST
     ]
 
 
