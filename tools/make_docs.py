@@ -64,6 +64,7 @@ from fedbac_paper import (
     overview,
     performance,
     privacy,
+    regret,
     rivals,
     secret_sums,
 )
@@ -434,7 +435,10 @@ def texts() -> dict[Path, str]:
         DOCS / "commands.md": commands(),
         **{DOCS / f"{name}.md": api(name) for name in API},
         DOCS / "reproduce.md": block(
-            DOCS / "reproduce.md", overview.main_result(RESULTS), f"\n{overview.index(RESULTS, 'reproduce')}\n\n"
+            DOCS / "reproduce.md",
+            overview.main_result(RESULTS),
+            regret.table(ROOT / regret.KEPT),
+            f"\n{overview.index(RESULTS, 'reproduce')}\n\n",
         ),
         DOCS / "first-run.md": block(DOCS / "first-run.md", demo.block(ROOT / demo.KEPT)),
         **{DOCS / "reproduce" / name: text for item in found for name, text in files(item).items()},
