@@ -8,7 +8,7 @@ draws the figure anew from results/rivals/confirmed.jsonl.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.presets.methods import RENAMED
+from fedbac.rounds.metrics import MOMENTS
 from fedbac.statistics import FEWEST_SEEDS, Gap, gap, holm
 from fedbac_paper import marks, tables
 
@@ -43,6 +44,10 @@ SETTINGS = {
     "planted": "planted",
     "noisy": "noisy",
 }
+NATURAL = {name: name for name in ("glyphs", "shakespeare", "flights", "udhr", "udhr-varieties")}
+"""Settings of the next attempt, and their titles."""
+SIMPLE = ("hierfavg", "local", "fedavg-ft")
+"""The simple answers that ours should never be below."""
 DRAWN_BY_US = ("planted", "noisy")
 MEASURES = {"accuracy": "mean over edges", "edge_min": "worst edge"}
 MARGINS = {"accuracy": 0.3, "edge_min": 1.0}
@@ -85,15 +90,28 @@ def judged(part: Part, significant: bool) -> Part:
     return replace(part, word="level" if level else "not clear")
 
 
-def parts(found: Sequence[dict[str, Any]], but: str | None = None) -> list[Part]:
-    """Judge ours by setting and measure, on the seeds that ours and all rivals but this one have there."""
+def at_both_moments(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return every run of a rival as two, judged before and after local training, and those of ours as averaged."""
+    out = []
+    for row in found:
+        for moment in MOMENTS if row["method"] != OURS else MOMENTS[:1]:
+            if row[moment] is not None:  # where nobody keeps what it trained
+                after = (moment.replace("_", " "),) * (moment != MOMENTS[0])
+                out.append(row | row[moment] | {"point": [*row["point"], *after]})
+    return out
+
+
+def parts(found: Sequence[dict[str, Any]], but: str | None = None, among: Collection[str] | None = None) -> list[Part]:
+    """Judge ours by setting and measure, on the seeds that ours and all rivals have there: all but this one, or these
+    alone."""
     out = []
     for name in MEASURES:
         values = means(found, name)
-        for setting in SETTINGS:
+        for setting in SETTINGS | NATURAL:
             here = {rival: by[setting] for rival, by in values.items() if by.get(setting)}
             ours = next((by for (method, _), by in here.items() if method == OURS), {})
             rivals = {rival: by for rival, by in here.items() if rival[0] not in (OURS, but, *CONTROLS)}
+            rivals = {rival: by for rival, by in rivals.items() if among is None or rival[0] in among}
             seeds = sorted(set(ours).intersection(*rivals.values())) if rivals else []
             if not seeds:
                 continue
@@ -110,10 +128,10 @@ def parts(found: Sequence[dict[str, Any]], but: str | None = None) -> list[Part]
     return [judged(part, sure) for part, sure in zip(out, significant, strict=True)]
 
 
-def claim(found: Sequence[Part]) -> str:
+def claim(found: Sequence[Part], settings: Collection[str] = SETTINGS) -> str:
     """Return the verdict on the whole in one sentence."""
     words = [part.word for part in found]
-    words += ["not run"] * (len(MEASURES) * len(SETTINGS) - len(words))
+    words += ["not run"] * (len(MEASURES) * len(settings) - len(words))
     whole = "is not clear"
     if set(words) <= {"level", "ahead"}:
         whole = "holds"
@@ -235,10 +253,10 @@ def _key(row: Mapping[str, Any]) -> tuple[str, Point, str, int]:
 
 
 def _named(rival: tuple[str, Point]) -> str:
-    """Return a method with its settings: the last name of each path, and a policy by its kind."""
+    """Return a method with its settings, the last name of each path, a policy by its kind, and the moment if named."""
     method, point = rival
     pairs = (setting.partition("=") for setting in point)
-    texts = [f"{path.rpartition('.')[2]}={value}" for path, _, value in pairs]
+    texts = [f"{path.rpartition('.')[2]}{equals}{value}" for path, equals, value in pairs]
     return " ".join([method, *(re.sub(r"\w+={kind: (\w+), \w+: ([^}]*)}", r"\1(\2)", text) for text in texts)])
 
 

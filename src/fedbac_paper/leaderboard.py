@@ -10,10 +10,9 @@ from fedbac.data import load
 from fedbac.presets.tasks import TASKS
 from fedbac.statistics import standing
 from fedbac_paper import benchmark, tables
+from fedbac_paper.confirmed import SIMPLE
 
 NONE = "–"
-SIMPLE = ("hierfavg", "local", "fedavg-ft")
-"""The simple answers that a method should never be below."""
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
