@@ -24,7 +24,6 @@ from tests.deploy.in_memory import CPU, gathered
 ROUNDS = 5000
 """More than are ever played: a test stops the cloud when it has seen enough."""
 SMALL = {
-    "task.num_edges": 2,
     "task.network": {"kind": "mlp", "hidden": [8]},
     "method.selection.fraction": 1.0,  # so that whoever is there takes part
     "method.links.client_up": ["clip", {"kind": "noise", "multiplier": 1e-4}, "top_k", "eight_bits"],
@@ -32,7 +31,7 @@ SMALL = {
     "method.aggregation": "median",  # which must hold all clients at their edge
     "method.step": "adam",  # which the cloud remembers
 }
-PLAIN = {name: SMALL[name] for name in ("task.num_edges", "task.network", "method.selection.fraction")}
+PLAIN = {name: SMALL[name] for name in ("task.network", "method.selection.fraction")}
 SLIVER = {"task.data_fraction": 0.05, "task.partition.min_edge_test": 5, "task.partition.min_client_samples": 5}
 
 
@@ -63,19 +62,20 @@ def make_clinic(
     folder: Path,
     transport: Literal["grpc", "nvflare"],
     method: str = "fed-bac",
-    counts: tuple[int, int] = (2, 2),
+    counts: tuple[int, ...] = (2, 2),
     min_edges: int = 1,
     settings: Mapping[str, Any] = SMALL,
     min_deadline: float = 30.0,
     **more: Any,
 ) -> Clinic:
-    """Make a federation of two edges with so many clients, on free ports of this machine."""
-    settings = {**settings, "task.clients_per_edge": list(counts)}
+    """Make a federation of edges with so many clients, on free ports of this machine."""
+    settings = {**settings, "task.num_edges": len(counts), "task.clients_per_edge": list(counts)}
     settings |= {f"method.personalization.{name}": value for name, value in more.items()}
     experiment = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings)
     sliver = configure(method, "fashion-mnist-mini", rounds=ROUNDS, settings=settings | SLIVER)
     cut_data(sliver, assemble(sliver), folder / "data")
-    cloud, *edges = ({"address": f"127.0.0.1:{port}", "listen": f"127.0.0.1:{port}"} for port in free_ports(3))
+    ports = free_ports(1 + len(counts))
+    cloud, *edges = ({"address": f"127.0.0.1:{port}", "listen": f"127.0.0.1:{port}"} for port in ports)
     config = FederationConfig(
         name="clinic",
         cloud=CloudPlace(**cloud),

@@ -57,7 +57,7 @@ class Small:
             yield
             return
         own: list[IntArray] = []
-        for edge, count in enumerate(COUNTS):
+        for edge, count in enumerate(self.experiment.task.clients()):
             at = 0
             for within in range(count):
                 size = len(self.sites[f"edge-{edge}-client-{within}"].get("y_test", ()))
@@ -68,16 +68,23 @@ class Small:
             yield
 
 
-def small(method: str, *settings: str, rounds: int = 3, tests_at: str | None = None, **task: Any) -> Small:
+def small(
+    method: str,
+    *settings: str,
+    rounds: int = 3,
+    tests_at: str | None = None,
+    counts: tuple[int, ...] = COUNTS,
+    **task: Any,
+) -> Small:
     """Return a run of a preset on a few images; clients hold test data where each has a model of its own."""
     size = 16 if "network" in task else 8
     whole = toy(size=size, train=200, test=60)
-    plain = tiny_task(num_edges=2, clients_per_edge=COUNTS, rounds=rounds, **task)
+    plain = tiny_task(num_edges=len(counts), clients_per_edge=counts, rounds=rounds, **task)
     experiment = configure(method, plain, settings=settings, inputs=Inputs(dataset=whole))
     federation = assemble(experiment, dataset=whole)
     at = tests_at or ("clients" if by_clients(experiment.method) else "edge")
     sites = cut(federation.dataset, federation.shards, at, federation.examples.client_test)
-    dataset, shards = gathered("toy", sites, COUNTS, whole.num_classes)
+    dataset, shards = gathered("toy", sites, counts, whole.num_classes)
     return Small(experiment, sites, dataset, shards)
 
 

@@ -13,10 +13,11 @@ from fedbac.deploy.protocol.handshake import hello
 from fedbac.deploy.protocol.heads import kind_of
 from fedbac.deploy.protocol.wire import decode, encode
 from fedbac.deploy.roles.data_holder import DataHolder
+from fedbac.deploy.roles.edge import REGIONS_AT_CLOUD
 from fedbac.deploy.transports.connect import serve_parent
 from fedbac.deploy.transports.grpc import GrpcParent
 from fedbac.deploy.trial import Trial
-from tests.deploy.clinics import PLAIN, SMALL, make_clinic
+from tests.deploy.clinics import PLAIN, SMALL, kill, make_clinic
 from tests.deploy.in_memory import CPU
 from tests.deploy.story import Story
 
@@ -84,6 +85,28 @@ def test_secret_sums_over_grpc_are_the_simulators(tmp_path: Path) -> None:
         logs = "".join(story.log_of(name) for name in story.trial.sites)
     assert "what it learns leaves it only in secret sums" in logs
     assert "takes no part" not in logs
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_regions_over_grpc_are_the_simulators_whoever_is_killed(tmp_path: Path) -> None:
+    """Regions remember, and are asked twice in a round. Rounds need everybody."""
+    regions = {"task.tiers": [2], "method.region.rounds": 2, "method.region.step": "adam"}
+    clinic = make_clinic(tmp_path / "federation", "grpc", "hierfavg", (1, 1, 1), 3, PLAIN | regions)
+    story = OverGrpc(clinic, tmp_path)
+    with story.trial.running():
+        story.until("two rounds", lambda: len(story.records) >= 2)
+        kill(story.trial, "cloud", story.patience)
+        story.trial.start("cloud")
+        story.until("it resumes", lambda: len(story.records) >= 4)
+        kill(story.trial, "edge-1", story.patience)
+        kill(story.trial, "edge-2-client-0", story.patience)
+        story.trial.start("edge-1")
+        story.trial.start("edge-2-client-0")
+        played = len(story.records) + 3
+        story.rounds_are(clinic.simulated(played))
+        assert REGIONS_AT_CLOUD in story.log_of("cloud")
+        assert REGIONS_AT_CLOUD in story.log_of("edge-0")
 
 
 @pytest.mark.full

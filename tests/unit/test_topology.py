@@ -1,12 +1,8 @@
 """Where clients meet: at their edge, or all at the cloud; and the nodes between edges and the cloud."""
 
-import pytest
-
 import fedbac
 from fedbac import Flat, Hierarchical
 from fedbac.config.tiers import parents
-from fedbac.deploy.roles.enrolment import check_deployable
-from fedbac.errors import ConfigError
 
 
 def test_every_edge_is_a_site_of_its_own() -> None:
@@ -37,7 +33,9 @@ def test_every_edge_knows_the_nodes_above_it_and_how_often_they_meet() -> None:
     assert (experiment.edge_rounds, experiment.link_names) == (30, ("client", "region", "country", "cloud"))
 
 
-def test_a_federation_has_no_regions_yet() -> None:
-    experiment = fedbac.configure("hierfavg", "demo", settings=["task.tiers=[3]"])
-    with pytest.raises(ConfigError, match=r"^task\.tiers: a federation has no programs for regions yet"):
-        check_deployable(experiment)
+def test_experiments_are_alike_whoever_has_looked_at_their_tiers() -> None:
+    settings = ["task.num_edges=10", "task.tiers=[4,2]"]
+    one, other = (fedbac.configure("hierfavg", settings=settings) for _ in range(2))
+    assert len(one.heights) == len(other.heights) == 2
+    assert one == other
+    assert one != fedbac.configure("hierfavg", settings=["task.num_edges=10", "task.tiers=[4,3]"])

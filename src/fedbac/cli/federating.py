@@ -96,6 +96,7 @@ def init(
         raise ConfigError("--days: certificates are made later; give it to fedbac federation sign, or add --keys")
     from fedbac.config.experiment import Experiment
     from fedbac.config.explain import changes_of, override, parse
+    from fedbac.deploy.roles.edge import REGIONS_AT_CLOUD
     from fedbac.deploy.roles.enrolment import check_deployable
     from fedbac.packages import fingerprint, is_file
     from fedbac.runs.configure import configure
@@ -128,6 +129,8 @@ def init(
     )
     _federation_folder().init(folder, config, days or SITE_DAYS, keys)
     say(f"{folder}: a cloud, {edges} edges and {sum(numbers)} clients.")
+    if experiment.heights:
+        say(f"Mind: {REGIONS_AT_CLOUD}.")
     say(f"Copy each folder of {folder / 'kits'} to its site. Keep {folder / 'authority'} to yourself.")
     if keys:
         say(f"Certificates are good for {days or SITE_DAYS} days. {HOLDS_KEYS}")
@@ -331,8 +334,14 @@ def _leave(federation: "FederationFolder", tree: dict[str, Any], name: str, *rol
 
 def _change(federation: "FederationFolder", tree: dict[str, Any], keys: bool = False) -> None:
     """Make a federation one of other members, and say what is to be done with its kits."""
-    counts = [edge["clients"] for edge in tree["edges"]]
+    counts, before = [edge["clients"] for edge in tree["edges"]], federation.config.experiment
     tree["experiment"]["task"] |= {"num_edges": len(counts), "clients_per_edge": counts}
+    if before["task"].get("tiers"):
+        from fedbac.config.experiment import Experiment
+        from fedbac.config.explain import parse
+        from fedbac.deploy.roles.enrolment import check_places
+
+        check_places(parse(Experiment, before), parse(Experiment, tree["experiment"]))
     changed = federation.change(parse_settings(FederationConfig, tree, f"{federation.path}: "), keys)
     say("Copy these kits, or their site.yaml where a site runs already, and start those sites again:")
     _say_each(map(federation.kit, changed))

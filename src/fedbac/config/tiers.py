@@ -1,7 +1,8 @@
 """Tiers between the edges and the cloud: how many nodes each has, and what its nodes do."""
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -31,7 +32,8 @@ class InnerTier(Settings, defer_build=True):
     """When it ends a round."""
 
 
-class Height(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Height:
     """A tier between the edges and the cloud."""
 
     name: Inner

@@ -83,7 +83,7 @@ class TrainOrder:
     """How the bank is sent to the site, where that link compresses."""
     wants_updates: bool = False
     """Whether the site passes on what each client changed in the parts that clusters own."""
-    edge_round: Local[int] = 0
+    edge_round: int = 0
     """Averages of the site in this round of the cloud that were made for earlier orders."""
 
 

@@ -192,6 +192,8 @@ def together(reports: Sequence[TrainReport]) -> TrainReport:
         dropped=dropped,
         late=late,
         ages=tuple(age for report in reports for age in report.ages),
+        reasons={name: why for report in reports for name, why in report.reasons.items()},
+        absent=all(report.absent for report in reports),
         loss=float(np.mean(losses)) if losses else float("nan"),
         traffic=traffic,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.core import trees
 from fedbac.core.codecs import Chain, Codec
+from fedbac.core.links import PASSES, Tier
 from fedbac.core.parts import Parts, Scope, extension
 from fedbac.core.queries import Split
 from fedbac.core.settings import IntArray
@@ -35,6 +36,7 @@ from fedbac.errors import ConfigError, quoted
 from fedbac.federation import Normalization
 from fedbac.packages import PackageError
 from fedbac.rounds.messages import Site, Wanted
+from fedbac.rounds.start import owners_of
 
 MOST_NUMBERS = 2**28
 """Numbers of one example."""
@@ -183,6 +185,11 @@ class Charter:
         persists = self.experiment.task.training.momentum_state == "persist"
         return own or (scope == "client" and (persists or self.codec("client_up") is not None))
 
+    @property
+    def above(self) -> Tier:
+        """The link between an edge and what is above it."""
+        return self.experiment.link_names[1]
+
     def codec(self, link: str) -> Codec | None:
         """Return how a link packs changes."""
         return self.experiment.method.links.chains.get(link, Chain()).codec
@@ -239,27 +246,20 @@ class Charter:
         for index, edges in enumerate(self.experiment.method.topology.sites(len(self.clients))):
             here = [client for edge in edges for client in self.clients[edge]]
             edge_N = np.repeat(edges, [len(self.clients[edge]) for edge in edges])
-            found.append(Site(index, tuple(here), size_N[here], held_N[here], self.num_classes, edge_N))
+            numbers = (tuple(here), size_N[here], held_N[here], self.num_classes, edge_N)
+            found.append(Site(index, *numbers, above=self.experiment.above(index)))
         return tuple(found)
 
     @cached_property
     def first(self) -> Parts:
         """All parts as they are before the first round, a row for each owner."""
-        scheme = self.experiment.method.personalization
-        num_clients = sum(map(len, self.clients))
-        num_members = len(self.sites) if self.experiment.method.unit == "edge" else num_clients
-        owners: dict[Scope, int] = {
-            "cloud": 1,
-            "cluster": self.experiment.method.clustering.clusters(num_members),
-            "edge": len(self.sites),
-            "client": num_clients,
-        }
-        return scheme.init(self.build, owners)
+        owners = owners_of(self.experiment, self.sites)
+        return self.experiment.method.personalization.init(self.build, owners)
 
     @cached_property
     def template(self) -> Parts:
         """One row of every part, for its shape."""
-        one: dict[Scope, int] = {"cloud": 1, "cluster": 1, "edge": 1, "client": 1}
+        one: dict[Scope, int] = dict.fromkeys(get_args(Scope), 1)
         return self.experiment.method.personalization.init(self.build, one)
 
     def longest_answer(self, request: str) -> int:
@@ -271,10 +271,11 @@ class Charter:
         clusters = max((trees.count(params) for params in self.owners.only(self.first, "cluster").values()), default=0)
         memory = flatten(self.experiment.method.selection.init(most)).values()
         rest = ROOM + 4 * sum(value.nbytes for value in memory) + 64 * most * (clusters + 1)
-        update = rest + self._bytes("client_up", "cloud", "cluster", "edge")
+        update = rest + self._bytes("client_up", *PASSES["client"])
         if request == "train":  # with the update of every client, where clustering asks for them
-            of_clusters = (min(clusters, most) + most) * self._bytes("cloud_up", "cluster")
-            return rest + self._bytes("cloud_up", "cloud") + of_clusters
+            up = f"{self.above}_up"
+            of_clusters = (min(clusters, most) + most) * self._bytes(up, "cluster")
+            return rest + self._bytes(up, *PASSES[self.above] - {"cluster"}) + of_clusters
         return {"fit": update, "secret_fit": update, "relay": rest + max(map(len, self.clients)) * update}.get(
             request, rest
         )

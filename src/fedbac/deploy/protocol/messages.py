@@ -230,7 +230,7 @@ def read_train_request(
     bank, count = charter.owners.without(charter.template, "edge", "client"), len(site.clients)
     owner_R = {part: np.arange(trees.count(charter.first[part])) for part in bank}
     like = TrainOrder(site.index, 0, bank, _rows(charter, count), selection, moved=False, owner_R=owner_R)
-    whole = unpacked(message, "order/bank", charter.codec("cloud_down"), _had(message, bank, shelf))
+    whole = unpacked(message, "order/bank", charter.codec(f"{charter.above}_down"), _had(message, bank, shelf))
     found = received(whole, order=replace(like, teachers=_taught(charter, count)))
     return found["order"], found["expected"]
 
@@ -243,7 +243,7 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
     like = replace(like, selected=some, failed=some, dropped=some, late=some, reasons=reasons)
     if order.wants_updates:
         like = replace(like, updates=charter.owners.only(bank, "cluster"))
-    whole = unpacked(message, "report/bank", charter.codec("cloud_up"), bank)
+    whole = unpacked(message, "report/bank", charter.codec(f"{charter.above}_up"), bank)
     report = _one(whole, "report", like)
     for part, weight_R in report.weight.items():
         if max(weight_R.max(), weight_R.sum()) > site.size:  # of very many large numbers the sum may be negative
@@ -309,10 +309,10 @@ def fit_request(
 
 def read_fit_request(message: Message, charter: Charter, client: int, shelf: Shelf) -> tuple[Train, Expected]:
     """Return the training that a client is asked for, without the parts that it owns; and what it must have kept."""
-    method, bank = charter.experiment.method, charter.owners.without(charter.template, "client")
-    phases = tuple(range(len(method.personalization.phases())))
+    experiment, bank = charter.experiment, charter.owners.without(charter.template, "client")
+    phases = tuple(range(len(experiment.method.personalization.phases())))
     like = Train((client,), bank, _rows(charter, 1), 0, 0, 0.0, teachers=_taught(charter, 1), phases=phases)
-    like = replace(like, edge_rounds=method.topology.edge_rounds)
+    like = replace(like, edge_rounds=experiment.edge_rounds)
     whole = unpacked(message, "train/bank", charter.codec("client_down"), _had(message, bank, shelf))
     found = received(whole, train=like)
     return found["train"], found["expected"]

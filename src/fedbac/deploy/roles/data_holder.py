@@ -358,7 +358,7 @@ class DataHolder:
 
     def _check_accounted(self, request: Train | Evaluate) -> None:
         """Refuse what the account of ``method.privacy`` does not hold: a dishonest parent might ask for it."""
-        task, edge_rounds = self.terms.experiment.task, self.terms.experiment.method.topology.edge_rounds
+        task, edge_rounds = self.terms.experiment.task, self.terms.experiment.edge_rounds
         if isinstance(request, Evaluate):
             told = request.split != "test"
         else:

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedbac.config.experiment import Runtime
 from fedbac.core.codecs import remembering
-from fedbac.core.links import OUTER
 from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Average, Request, Result
@@ -58,9 +57,6 @@ from fedbac.rounds.edge import Common, serve
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
 from fedbac.rounds.rows import Remembered, SiteRows, first_memory
 
-OF_SITES = ("client_down", "cloud_up")
-"""The links of which a site is the sender, and so remembers what they do."""
-
 
 class OrderHandler:
     """A site at work. What it owns stays here; what clients own stays with them."""
@@ -101,9 +97,10 @@ class OrderHandler:
 
     def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
         """Run a round with the clients that are there, and have not to sit it out."""
-        self.clients.standing.begin(order.round)
+        at = (order.round, order.edge_round)
+        self.clients.standing.begin(*at)
         present_N = self._present()
-        self.clients.before = (order.round, 0)
+        self.clients.before = at
         parts = self.charter.experiment.method.personalization.parts
         memory = self._memory(order)
         links = {name: memory.of(name) for name in memory.whole}
@@ -121,7 +118,7 @@ class OrderHandler:
                 raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), chosen)
             raise TooFewClientsError(Failure.FEW_TRAINED, came, chosen, least)
         own = self.charter.owners.only(report.bank, "edge")
-        self.local_state.keep((order.round, 0), parts=own, links=memory.with_(report.links))
+        self.local_state.keep(at, parts=own, links=memory.with_(report.links))
         self.trained = (order.round, report.bank)
         self.clients.standing.keep()
         return replace(report, reasons=dict(self.clients.standing.news))
@@ -139,21 +136,30 @@ class OrderHandler:
         return Common(experiment, round_, self.releases.secret, self.releases.once)
 
     def _memory(self, order: TrainOrder) -> Remembered:
-        """Return what the links of which the site is the sender remember from before a round."""
-        method = self.charter.experiment.method
+        """Return what the links of which the site is the sender remember from before an order."""
+        experiment, method, of_site = self.charter.experiment, self.charter.experiment.method, self._sends
         held = {part: SiteRows(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
-        _, kept = self.local_state.before((order.round, 0))
+        _, kept = self.local_state.before((order.round, order.edge_round))
         if kept is not None:
-            names = [name for name in OF_SITES if name in remembering(method.links.chains)]
+            names = [name for name in of_site if name in remembering(method.links.chains)]
             return Remembered({name: kept["links"].get(name, {}) for name in names}, held)
         first = first_memory(
-            method.links.chains, method.personalization, self.charter.first, OUTER, len(self.site.clients)
+            method.links.chains,
+            method.personalization,
+            self.charter.first,
+            experiment.link_names[:2],
+            len(self.site.clients),
         )
-        memory = Remembered({name: first[name] for name in OF_SITES if name in first}, held)
-        if order.round == 1:
-            return memory
+        memory = Remembered({name: first[name] for name in of_site if name in first}, held)
+        if order.round == 1 or (experiment.heights and not self.clients.expected.get(EDGE, Expected()).trained):
+            return memory  # its region had not chosen it yet
         # It was away, or lost its memory: what clients have is unknown, so they are sent all of what it was sent.
         return Remembered(memory.with_({"client_down": order.bank}), held)
+
+    @property
+    def _sends(self) -> tuple[str, str]:
+        """The links of which the site is the sender, and so remembers what they do."""
+        return "client_down", f"{self.charter.above}_up"
 
     def _present(self) -> BoolArray:
         here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
@@ -184,6 +190,10 @@ class OrderHandler:
                 return cast(Report, done.value)
 
 
+REGIONS_AT_CLOUD = (
+    "the cloud itself does the work of regions (task.tiers), so it sees the average of every edge, and only the bytes "
+    "counted for client and region pass a network"
+)
 KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
 
 log = logging.getLogger("fedbac")
@@ -336,6 +346,8 @@ class Edge:
         self.reach = reach
         self.handler = OrderHandler(charter, site, reach, self.state, self.site.deploy)
         log.info("part of %s: %s", charter.title, charter.experiment.method.name)
+        if charter.experiment.heights:
+            log.info("%s", REGIONS_AT_CLOUD)
         return sent("ready")
 
     def _revoked(self, message: Message) -> bytes:
@@ -349,10 +361,10 @@ class Edge:
         charter = handler.charter
         order, expected = read_train_request(message, charter, handler.site, handler.first_memory(), handler.shelf)
         handler.expect(expected)
-        own = handler.own((order.round, 0), order.bank)
+        own = handler.own((order.round, order.edge_round), order.bank)
         here = {part: np.array([handler.site.index]) for part in charter.owners.only(own, "edge")}
         check_rows(order.row_N, order.bank | own)
-        if charter.codec("cloud_down") is not None:
+        if charter.codec(f"{charter.above}_down") is not None:
             handler.shelf.put(order.bank)
         order = replace(order, bank=order.bank | own, owner_R={**order.owner_R, **here})
         report = handler.train(order, gone)

@@ -20,7 +20,7 @@ from fedbac.deploy.protocol.messages import read_measured, read_trained, receive
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import Caller, Silences, ask_with_retry
 from fedbac.deploy.roles.clients import TooFewClientsError
-from fedbac.deploy.roles.edge import OrderHandler
+from fedbac.deploy.roles.edge import REGIONS_AT_CLOUD, OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import STANDING, Drift, Standing
@@ -93,7 +93,8 @@ class Remote:
         self.min_edges = quorum(deploy.min_edges, len(self.members))
         self.left_out: dict[str, str] = {}
         """Why clients and edges take no part in this round."""
-        self.round = 0
+        self.round, self.edge_round, self.begins = 0, 0, True
+        """Where edges were asked last, and whether it was for the first time in the round, be it played again."""
         self.pause, self.repeats = AGAIN, 0
         self.present: Mapping[str, list[str]] = {}
         """By edge, the clients that were there when it last spoke."""
@@ -111,10 +112,13 @@ class Remote:
         """Seconds that an edge has for an order."""
         return self.deploy.deadline * (REQUESTS * self.charter.experiment.method.topology.edge_rounds + 1)
 
-    def begin(self, round_: int, enough: Callable[[], str | None]) -> None:
-        """Begin a round once nothing is missing."""
+    def begin(self, round_: int, enough: Callable[[], str | None], edge_round: int = 0) -> None:
+        """Begin a round once nothing is missing, or go on with it after so many averages of edges."""
         self.wait(enough)
-        self.history.begin(round_)
+        self.begins = round_ != self.round or edge_round <= self.edge_round
+        self.edge_round = edge_round
+        if self.begins:
+            self.history.begin(round_)
         if round_ != self.round:
             self.round, self.pause, self.repeats = round_, AGAIN, 0
 
@@ -168,19 +172,21 @@ class Remote:
                 self.present = {**self.present, name: here}
                 self.spoke = {**self.spoke, name: time.time()}
 
-    def noted(self, reports: list[TrainReport]) -> list[TrainReport]:
-        """Note who has trained, note and log who is left out, as the sites report it; return the reports."""
-        missing = {client for one in reports for client in (*one.failed, *one.dropped, *one.late)}
-        absent = {site for site, one in enumerate(reports) if one.absent}
-        self.history.note(self.round, [one.selected for one in reports], missing, absent)
-        self._say_left_out(reports)
-        return reports
-
-    def _say_left_out(self, reports: Sequence[TrainReport]) -> None:
-        before, self.left_out = self.left_out, {name: why for one in reports for name, why in one.reasons.items()}
-        for name, why in self.left_out.items():
-            if before.get(name) != why:
+    def noted(self, reports: Mapping[int, TrainReport], ages: Mapping[int, int] = {}) -> list[TrainReport]:
+        """Note who has trained, where the cloud does not wait so many rounds ago; note and log who is left out, as the
+        sites report it; return the reports."""
+        came = {m: one for m, one in reports.items() if not one.absent}
+        selected: list[tuple[int, ...]] = [()] * len(self.charter.sites)
+        for m, one in came.items():
+            selected[m] = one.selected
+        missing = {client for one in came.values() for client in (*one.failed, *one.dropped, *one.late)}
+        self.history.note(self.round, selected, missing, {m: ages.get(m, 0) for m in came})
+        news = {name: why for one in reports.values() for name, why in one.reasons.items()}
+        for name, why in news.items():
+            if self.left_out.get(name) != why:
                 log.warning("round %d: %s: %s", self.round, name, why)
+        self.left_out = news if self.begins else {**self.left_out, **news}
+        return list(reports.values())
 
     def hand_out(self, models: Models, patience: float = 0.0) -> None:
         """Give every edge its models, for itself and its clients to keep; who is not there in time gets none."""
@@ -208,13 +214,18 @@ class RemoteEdges(Remote):
         """Of edges; that of clients is their edges' affair."""
         kept = Kept(state / self.charter.run / "arrived", self.charter, self._first_memory)
         self.under_way = UnderWay(self._ask_one, kept, len(self.members))
+        self.averaged: set[int] = set()
+        """Sites that have answered the last order which they were given in this round."""
         self.unmeasured: set[int] = set()
         """Sites that have answered an order and then measured nothing in this round, which is played again."""
+        if charter.experiment.heights:
+            log.warning("%s", REGIONS_AT_CLOUD)
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
-        """Have every edge run its order; too few answers make no round."""
-        self.begin(orders[0].round, self._too_few)
-        self.standing.begin(self.round)
+        """Have edges run their orders; too few answers make no round."""
+        round_, edge_round = orders[0].round, orders[0].edge_round
+        self.begin(round_, self._too_few, edge_round)
+        self.standing.begin(round_, edge_round)
         resting = dict(self.standing.news)
         named = {edge_name(order.site): order for order in orders}
         expected = {name: self.history.expected(order.site) for name, order in named.items()}
@@ -225,10 +236,13 @@ class RemoteEdges(Remote):
             return train_request(replace(named[name], broadcast=None), self.charter, expected[name])
 
         reports, reasons = self._judged(orders, resting | self._ask(messages, "trained", whole))
-        for name in self.standing.news:
+        for name in self.standing.news.keys() & named.keys():
             reports[name] = replace(self._lost(named[name]), reasons={name: self.standing.news[name]})
         self._count(reports, reasons)
-        return self.noted(list(reports.values()))
+        earlier = set() if self.begins else self.averaged - {order.site for order in orders}
+        by_site = {named[name].site: report for name, report in reports.items()}
+        self.averaged = earlier | {m for m, report in by_site.items() if not report.absent}
+        return self.noted(by_site)
 
     def _judged(
         self, orders: Sequence[TrainOrder], found: Mapping[str, Message | str]
@@ -300,19 +314,9 @@ class RemoteEdges(Remote):
         if not self.under_way.came:
             raise self.again("no edge answered")
         found = [*self.under_way.came.values(), *lost.values()]
-        self._note_arrivals(found)
+        ages = {order.site: self.round - order.round for order, _ in found}
+        self.noted({order.site: report for order, report in found}, ages)
         return found
-
-    def _note_arrivals(self, found: Sequence[Arrival]) -> None:
-        """Note who has trained, and when they began."""
-        selected: list[tuple[int, ...]] = [()] * len(self.charter.sites)
-        ages, missing = {}, set[int]()
-        for order, report in found:
-            if not report.absent:
-                selected[order.site], ages[order.site] = report.selected, self.round - order.round
-                missing |= {*report.failed, *report.dropped, *report.late}
-        self.history.note(self.round, selected, missing, set(), ages)
-        self._say_left_out([report for _, report in found])
 
     def _ask_one(self, name: str, message: bytes, whole: bytes) -> Heard:
         """Ask one edge, in a thread of its own; return its answer as it came, and what it says."""
@@ -368,9 +372,10 @@ class RemoteEdges(Remote):
 
     def _measurable(self, order: MeasureOrder) -> MeasureOrder:
         """Return an order with the networks that its edge need not have any more: it trained them for an earlier round,
-        or its round is played again without it."""
+        its round is played again without it, or its region had not chosen it."""
         came = self.under_way.came.get(order.site)
-        if came is None or (came.order.round == self.round and order.site not in self.unmeasured):
+        own = came is None or (came.order.round == self.round and order.site not in self.unmeasured)
+        if own and (not self.charter.experiment.heights or order.site in self.averaged):
             return order
         bank = {part: trees.join([order.bank[part], rows]) for part, rows in order.kept.items()}
         return replace(order, bank={**order.bank, **bank}, kept={})
@@ -535,7 +540,8 @@ class RemoteClients(Remote):
             here = replace(order, bank=dict(order.bank) | own, momentum=None)
             report = self.handler.train(here, threading.Event())
         kept = self.charter.owners.only(order.bank, "edge", "client")
-        return self.noted([replace(report, bank=dict(report.bank) | kept, momentum=order.momentum, links=order.links)])
+        whole = dict(report.bank) | kept
+        return self.noted({0: replace(report, bank=whole, momentum=order.momentum, links=order.links)})
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Measure with clients and edges elsewhere."""

@@ -238,6 +238,7 @@ def next_charter(before: Enrolled, experiment: Experiment, members: MemberChange
     for name, held in _holdings(roll.clients | roll.edges).items():
         if name not in holdings or held.model_copy(update={"salt": holdings[name].salt}) != holdings[name]:
             holdings[name] = held
+    check_places(old.experiment, experiment)
     charter = replace(
         old,
         experiment=experiment,
@@ -355,6 +356,16 @@ def _look_over(charter: Charter) -> None:
     check_validation(charter.experiment, [site for site in charter.sites if site.size])
 
 
+def check_places(before: Experiment, after: Experiment) -> None:
+    """Refuse new edges that would put others below another region: what nodes remember is of their own children."""
+    for was, now in zip(before.heights, after.heights, strict=True):
+        if not np.array_equal(now.parent_C[: was.parent_C.size], was.parent_C):
+            raise DeployError(
+                f"task.tiers: with {after.task.num_edges} edges instead of {before.task.num_edges}, some would belong "
+                f"to another {was.name}; add clients to the edges that there are, or make another federation"
+            )
+
+
 def check_deployable(experiment: Experiment) -> None:
     """Refuse what no federation can run: data changed on purpose, and code that sites would not know again."""
     task = experiment.task
@@ -364,8 +375,13 @@ def check_deployable(experiment: Experiment) -> None:
         raise ConfigError("task.world.liars: clients lie on purpose in a simulation; in a federation set it to null")
     if task.changes:
         raise ConfigError("task.changes moves data in a simulation; in a federation sites change by themselves")
-    if experiment.heights:
-        raise ConfigError("task.tiers: a federation has no programs for regions yet; leave it out")
+    clocks = {f"method.{height.name}.clock": height.does.clock for height in experiment.heights}
+    clocks |= {"method.cloud_clock": experiment.method.cloud_clock} if clocks else {}
+    if late := [f"{field} {clock.kind!r}" for field, clock in clocks.items() if clock.holds]:
+        raise ConfigError(
+            f"{late[0]}: with task.tiers it goes by the simulated time of task.world; in a federation with regions "
+            "everybody waits for its children: use synchronous"
+        )
     clock = experiment.method.clock
     if clock.timed:
         raise ConfigError(

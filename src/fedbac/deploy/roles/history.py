@@ -38,12 +38,11 @@ class History:
         if self.round == 0:
             for record in self.records():
                 missing = {client for name in NOT_BACK for client in record.get(name, ())}
-                came = (
-                    dict(zip(record["edges_back"], record["edge_ages"], strict=True))
-                    if "edges_back" in record
-                    else None
-                )
-                self.note(record["round"], record["selected"], missing, set(record.get("absent", ())), came)
+                ages = dict.fromkeys(range(len(record["selected"])), 0)
+                if "edges_back" in record:
+                    ages = dict(zip(record["edges_back"], record["edge_ages"], strict=True))
+                came = {m: age for m, age in ages.items() if m not in record.get("absent", ())}
+                self.note(record["round"], record["selected"], missing, came)
                 self.trained |= self.latest
         elif self.round < round_:
             self.trained |= self.latest
@@ -54,15 +53,13 @@ class History:
         round_: int,
         selected: Sequence[Sequence[int]],
         missing: set[int],
-        absent: set[int],
-        ages: Mapping[int, int] | None = None,
+        ages: Mapping[int, int],
     ) -> None:
-        """Note who trained for a round; where the cloud does not wait, so many rounds ago."""
-        began = {m: round_ for m in range(len(selected)) if m not in absent}
-        if ages is not None:
-            began = {m: round_ - age for m, age in ages.items()}
+        """Note who trained for a round, by site that has answered; where the cloud does not wait, so many rounds ago. A
+        site at which nobody was selected need not have been asked: its region may have selected others."""
+        began = {m: round_ - age for m, age in ages.items() if selected[m]}
         sites = {f"{EDGE}-{m}": when for m, when in began.items()}
-        self.latest = sites | {str(c): began[m] for m in began for c in selected[m] if c not in missing}
+        self.latest |= sites | {str(c): began[m] for m in began for c in selected[m] if c not in missing}
 
     def expected(self, site: int) -> Expectations:
         """Return what a site and its clients must have kept."""

@@ -63,6 +63,8 @@ class Standing:
     file: Path | None = None
     round: int = 0
     """The round that was tried last."""
+    edge_round: int = 0
+    """How far that was when children were asked last: where there are regions, they are asked several times."""
     turn: int = 0
     """Rounds that were tried so far; one that is played again counts again, or nobody would come back."""
     strikes: dict[str, int] = field(default_factory=dict)
@@ -89,20 +91,26 @@ class Standing:
         if self.file is None:
             return
         known = [[of, list(norms)] for of, norms in self.known.items()]
-        said = {name: getattr(self, name) for name in ("round", "turn", "strikes", "back", "news")} | {"known": known}
+        said = {name: getattr(self, name) for name in ("round", "edge_round", "turn", "strikes", "back", "news")} | {
+            "known": known
+        }
         try:
             make_folder(self.file.parent)
             write_whole(self.file, json.dumps(said), mode=0o600)
         except OutputError as error:  # no reason to lose the round
             log.warning("%s; until then a restart forgets which sites misbehaved", error)
 
-    def begin(self, round_: int) -> None:
-        """Begin a round. If the cloud went back, what was learned since then counts no more."""
+    def begin(self, round_: int, edge_round: int = 0) -> None:
+        """Begin a round, or go on with it after so many averages of edges. If the cloud went back, what was learned
+        since then counts no more."""
         if round_ < self.round:
             self.turn = 0
             for each in (self.strikes, self.back, self.news, self.known):
                 each.clear()
-        self.round = round_
+        goes_on = round_ == self.round and edge_round > self.edge_round
+        self.round, self.edge_round = round_, edge_round
+        if goes_on:
+            return
         self.turn += 1
         for name in [name for name, last in self.back.items() if last < self.turn]:
             del self.back[name]
