@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedbac.core.links import Ledger
 from fedbac.deploy.protocol.failures import Failure
@@ -222,8 +223,9 @@ def test_what_cannot_be_is_refused_by_name() -> None:
 
 
 def test_the_cloud_sees_every_edge_s_average_and_all_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the parts that regions own."""
     caplog.set_level("INFO", logger="fedbac")
-    federation = tree("two regions", rounds=1).federation(tmp_path)
+    federation = tree("a head that a region keeps", rounds=1).federation(tmp_path)
     said: dict[str, Any] = {}
     for name, answer in list(federation.cloud.answers.items()):
 
@@ -236,7 +238,12 @@ def test_the_cloud_sees_every_edge_s_average_and_all_are_told(tmp_path: Path, ca
         federation.cloud.answers[name] = note
     federation.run()
     assert sorted(said) == [f"edge-{m}" for m in range(4)]
-    assert all(any(path.startswith("report/bank/") for path in tensors) for tensors in said.values())
+    for name, tensors in said.items():
+        handler = federation.edges[name].handler
+        assert handler is not None
+        for part in ("body", "head"):
+            for weight, average in handler.trained[1][part].items():
+                assert torch.equal(tensors[f"report/bank/{part}/{weight}"], average)
     assert caplog.messages.count(REGIONS_AT_CLOUD) == 1 + 4  # the cloud, and every edge
 
 
