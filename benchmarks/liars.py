@@ -28,7 +28,7 @@ import numpy as np
 from fedbac_paper.settings import CALIBRATED
 
 NOBODY, MEAN = "none", "mean"
-AT_EDGES = "method.cloud_aggregation=mean"
+AT_EDGES, LOSSES = "method.cloud_aggregation=mean", "method.measurement.average=median"
 RULES: dict[str, tuple[str, ...]] = {
     MEAN: (),
     "median": ("method.aggregation=median", AT_EDGES),
@@ -48,14 +48,33 @@ RULES: dict[str, tuple[str, ...]] = {
     "bucketing+geometric": ("method.aggregation={kind: geometric_median, iterations: 8, before: bucketing}", AT_EDGES),
     "one-voice+clipping": ("method.aggregation={kind: centred_clipping, before: one_voice}", AT_EDGES),
     "one-voice+median": ("method.aggregation={kind: median, before: one_voice}", AT_EDGES),
+    "one-voice+multi-krum": (
+        "method.aggregation={kind: krum, multi: true, faulty: 3, before: one_voice}",
+        AT_EDGES,
+    ),
+    "one-voice+nnm+trimmed": (
+        "method.aggregation={kind: trimmed_mean, faulty: 3, before: [one_voice, {kind: nnm, faulty: 3}]}",
+        AT_EDGES,
+    ),
     "trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "trimmed-cloud": ("method.cloud_aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "nnm+trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375, before: {kind: nnm, faulty: 0.375}}",),
-    "median-losses": ("method.measurement.average=median",),
+    "median-losses": (LOSSES,),
+    "one-voice+median-median-losses": ("method.aggregation={kind: median, before: one_voice}", AT_EDGES, LOSSES),
+    "one-voice+multi-krum-median-losses": (
+        "method.aggregation={kind: krum, multi: true, faulty: 3, before: one_voice}",
+        AT_EDGES,
+        LOSSES,
+    ),
+    "one-voice+nnm+trimmed-median-losses": (
+        "method.aggregation={kind: trimmed_mean, faulty: 3, before: [one_voice, {kind: nnm, faulty: 3}]}",
+        AT_EDGES,
+        LOSSES,
+    ),
     "nnm+trimmed-median-losses": (
         "method.aggregation={kind: trimmed_mean, faulty: 3, before: {kind: nnm, faulty: 3}}",
         AT_EDGES,
-        "method.measurement.average=median",
+        LOSSES,
     ),
 }
 """By name, what is set: at edges (8 of 10 clients train, of which 3 may lie), at the cloud, or at both."""

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 from torch import Tensor
 
 from fedbac.core.rng import stream
-from fedbac.core.settings import MAX_CLIENTS, BareKind, IntArray, Positive, Settings
+from fedbac.core.settings import MAX_CLIENTS, BareKind, IntArray, Positive, Settings, in_a_row, written
 
 __all__ = [
     "Bucketing", "CentredClipping", "GeometricMedian", "Krum", "Mean", "Median", "MinimumDiameter", "NearestNeighbours",
@@ -117,17 +117,25 @@ class OneVoice(Settings):
         return (share_VC / share_VC.sum(1, keepdim=True)) @ change_CD
 
 
+Mixing = Annotated[NearestNeighbours | Bucketing | OneVoice, Field(discriminator="kind"), BareKind]
+Mixings = Annotated[tuple[Mixing, ...], Field(max_length=10), BeforeValidator(in_a_row), PlainSerializer(written)]
+
+
 class Robust(Settings, ABC):
     """A rule that needs all children at once, weights them equally, and may have them mixed before."""
 
     kind: str
     needs: ClassVar[Literal["sum", "all"]] = "all"
-    before: Annotated[NearestNeighbours | Bucketing | OneVoice, Field(discriminator="kind"), BareKind] | None = None
-    """First ``nnm``, ``bucketing``, ``one_voice``, or nothing."""
+    before: Annotated[
+        tuple[Mixing, ...], Field(max_length=10), BeforeValidator(in_a_row), PlainSerializer(written)
+    ] = ()
+    """First ``nnm``, ``bucketing``, ``one_voice``, a list of them, or nothing."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return one change for all, whatever examples they claim."""
-        mixed_CD = change_CD if self.before is None else self.before.mix(change_CD)
+        mixed_CD = change_CD
+        for mixing in self.before:
+            mixed_CD = mixing.mix(mixed_CD)
         # What is mixed of a lie is one: there may be as many as before, of perhaps fewer children.
         faulty = min(num_faulty(getattr(self, "faulty", 0.0), len(change_CD)), (len(mixed_CD) - 1) // 2)
         return self.rule(mixed_CD, faulty).to(change_CD.dtype)
@@ -138,8 +146,7 @@ class Robust(Settings, ABC):
 
     def fault(self, num: int) -> str | None:
         """Say why so many children cannot be combined, and what to do; None if they can."""
-        settings = [self] if self.before is None else [self, self.before]
-        counts = [f for f in (getattr(one, "faulty", 0) for one in settings) if isinstance(f, int)]
+        counts = [f for f in (getattr(one, "faulty", 0) for one in (self, *self.before)) if isinstance(f, int)]
         if counts and num <= 2 * max(counts):
             return f"faulty={max(counts)} of {num} is no minority; use at most {(num - 1) // 2}, or a share below 0.5"
         return None

@@ -16,6 +16,7 @@ from fedbac.core.requests import Evaluate, Teachers
 from fedbac.data import Shards, toy
 from fedbac.federation import Federation
 from fedbac.local import BatchedTrainer, Examples, LoopTrainer, VmapTrainer, batched, make_trainer
+from fedbac.local.batched import BatchedStack
 from fedbac.losses import NextToken
 from fedbac.models import builder, weights
 from fedbac.networks import Transformer
@@ -105,15 +106,47 @@ def test_all_in_one_batch_learn_what_each_learns_alone(
     if chunks:
         monkeypatch.setattr(batched, "LOGITS", 3 * WORDS * STEPS)
     training = TRAINING if optimizer == "sgd" else TRAINING.model_copy(update={"optimizer": AdamW(epsilon=1e-3)})
+    learn_the_same(scheme, training, torch.device("cpu"))
+
+
+def learn_the_same(scheme: Any, training: Training, device: torch.device) -> None:
     made = federation(scheme, training=training)
-    together = BatchedTrainer(made.network, scheme, made.examples, torch.device("cpu"))
+    together = BatchedTrainer(made.network, scheme, made.examples, device)
     assert together.halves
     alone = LoopTrainer(made.network, scheme, made.examples)
     for ours, theirs in zip(trained(together, scheme, made), trained(alone, scheme, made), strict=True):
         np.testing.assert_allclose(ours.loss_C, theirs.loss_C, rtol=1e-5)
         for part, params in theirs.parts_C.items():
             for name, value in params.items():
-                torch.testing.assert_close(ours.parts_C[part][name], value, rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(ours.parts_C[part][name].cpu(), value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_steps_replayed_on_a_gpu_are_those_of_clients_alone(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And where a network cannot be captured, the run says so and learns the same."""
+    training = TRAINING if optimizer == "sgd" else TRAINING.model_copy(update={"optimizer": AdamW(epsilon=1e-3)})
+    captures, capture = [0], BatchedStack._capture
+
+    def counting(self: BatchedStack, work: Any) -> Any:
+        captures[0] += 1
+        return capture(self, work)
+
+    monkeypatch.setattr(BatchedStack, "_capture", counting)
+    learn_the_same(Adapters(owners=("cloud", "cluster"), rank=3), training, torch.device("cuda"))
+    assert captures[0] > 0
+    read = BatchedStack._losses
+
+    def reading(self: BatchedStack, *args: Any) -> Any:
+        found = read(self, *args)
+        assert found[0].sum().item() > 0  # no captured kernel can be waited for
+        return found
+
+    monkeypatch.setattr(BatchedStack, "_losses", reading)
+    learn_the_same(Adapters(owners=("cloud", "cluster"), rank=3), training, torch.device("cuda"))
+    assert "no CUDA graphs of this network's steps" in caplog.text
 
 
 def test_models_are_measured_as_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The columns of a method and its links, and the kinds that each may be chosen from; the first is the default."""
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
@@ -9,7 +9,7 @@ from fedbac.config.choices import Choice
 from fedbac.core.codecs import Alteration, Chain, Transform, order_fault
 from fedbac.core.parts import Personalization
 from fedbac.core.policies import Aggregation, Clock, ClusterPolicy, SelectionPolicy, Sharing, Step, Topology
-from fedbac.core.settings import Settings
+from fedbac.core.settings import Settings, in_a_row, written
 
 TOPOLOGY = Choice(Topology, "fedbac.topology", "Hierarchical Flat")
 CLUSTERING = Choice(
@@ -44,18 +44,6 @@ STEP = Choice(Step, "fedbac.steps", "Take Momentum Adam Yogi Dynamic")
 LINKS = Choice(Transform, "fedbac.core.codecs", "TopK EightBits Clip GaussianNoise")
 
 
-def _in_a_row(value: Any) -> Any:
-    if value is None:
-        return ()
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-def _written(transforms: tuple[Transform, ...]) -> Any:
-    """Return a single transform as itself and none as null, which versions without chains read too."""
-    plain = [one.model_dump(mode="json") for one in transforms]
-    return plain if len(plain) > 1 else next(iter(plain), None)
-
-
 def _in_order(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
     if (fault := order_fault(transforms)) is not None:
         raise ValueError(fault)
@@ -75,9 +63,9 @@ def _of_codecs(transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
 Transforms = Annotated[
     tuple[Annotated[Transform, LINKS], ...],
     Field(max_length=100),
-    BeforeValidator(_in_a_row),
+    BeforeValidator(in_a_row),
     AfterValidator(_in_order),
-    PlainSerializer(_written),
+    PlainSerializer(written),
 ]
 """One transform or a list of them, in the order in which a change passes them."""
 
@@ -119,7 +107,7 @@ CHOSEN: dict[str, Collection[str]] = {
     "personalization": PERSONALIZATION,
     "aggregation": AGGREGATION,
     "cloud_aggregation": AGGREGATION,
-    "before": ("nnm", "bucketing"),
+    "before": ("nnm", "bucketing", "one_voice"),
     "step": STEP,
     "clock": CLOCK,
     "cloud_clock": CLOCK,

@@ -62,6 +62,19 @@ BareKind = BeforeValidator(of_kind)
 """Annotation of a field whose value is chosen by its ``kind``: the kind alone will do, or ``package.module:name``."""
 
 
+def in_a_row(value: Any) -> Any:
+    """Return a list: of one, where there is one, and of none, where there is nothing."""
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def written(row: tuple["Settings", ...]) -> Any:
+    """Return one as itself and none as null, which versions that knew no lists read too."""
+    plain = [one.model_dump(mode="json") for one in row]
+    return plain if len(plain) > 1 else next(iter(plain), None)
+
+
 class Settings(BaseModel):
     """A frozen model of hyperparameters: a policy or scheme is its own configuration."""
 

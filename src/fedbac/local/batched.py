@@ -5,6 +5,7 @@ client. So the frozen weights are held once and read once for all, and any netwo
 batch by itself.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -25,11 +26,15 @@ from fedbac.local.vmapped import EVALUATION_BATCH, Precision, Stack, VmapTrainer
 from fedbac.lowrank import stackable
 from fedbac.models import weights
 
+log = logging.getLogger("fedbac")
+
 LOGITS = 2**26
 """Logits that are held at once. Where a step has more, its loss is taken in chunks, whose logits are computed again for
 the gradient: of a vocabulary of 50,000 words they would take more memory than all the rest."""
 JUDGED_ON_GPU = 2**29
 """The same in evaluation on a GPU, which keeps nothing for a gradient and is idle between small batches."""
+CAPTURED = 2**15
+"""Up to so many numbers (tokens, pixels) in a step, kernels take longer to start than to run."""
 SAME, ROUNDINGS = 1e-3, 8
 """So much of the largest logit may clients in one batch differ from clients alone, by rounding; more where frozen
 weights are coarse: so many times the precision of their numbers."""
@@ -59,9 +64,20 @@ class BatchedStack(Stack):
     """The clients' trained weights, and their batches."""
 
     halves = False
+    captured = True
+    """Whether small steps are replayed from CUDA graphs; not once a network turned out to refuse."""
 
     def advance(self, number: int, stage: Stage, active: int, largest: int) -> None:
         """One step of the first ``active`` clients, whose batches have at most ``largest`` examples."""
+        small = active * largest * self.source[0].shape[1:].numel() <= CAPTURED
+        if self.captured and small and self.device.type == "cuda":
+            try:
+                super().advance(number, stage, active, largest)
+                return
+            except RuntimeError as error:  # it asked the GPU for a value, say
+                self.captured = False
+                reason = str(error).partition("\n")[0]
+                log.warning("no CUDA graphs of this network's steps, which makes small ones slower: %s", reason)
         self._step(number, stage, active, largest)
 
     def _losses(
