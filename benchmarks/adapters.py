@@ -35,7 +35,7 @@ OWNERS = {
     "fedavg-ft": ("cluster",),
     "ifca-edges": ("cluster",),
     "fed-bac": ("cloud", "cluster"),
-    "fedbac-plus": ("cloud", "cluster"),
+    "fedbac-plus-2": ("cluster",),
 }
 """Who owns adapters, by the preset whose other choices a method has."""
 BATCH = 4
