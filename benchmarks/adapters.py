@@ -66,6 +66,9 @@ def choices(name: str, clusters: int) -> Method:
         again = {"period": 1} if name == "ifca-edges" else {"period": 5}
         clustering = preset.clustering.model_dump() | {"num_clusters": clusters, "start_labels": "round_robin"} | again
         changed["clustering"] = clustering
+    if name == "fedbac-plus-2":  # in 20 rounds of four steps all acts sooner than in its own hundreds
+        changed["clustering"] = preset.clustering.model_dump() | {"period": 4}
+        changed["sharing"] = preset.sharing.model_dump() | {"period": 4}
     return Method.model_validate(preset.model_dump() | changed)
 
 

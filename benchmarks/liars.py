@@ -29,6 +29,10 @@ from fedbac_paper.settings import CALIBRATED
 
 NOBODY, MEAN = "none", "mean"
 AT_EDGES, LOSSES = "method.cloud_aggregation=mean", "method.measurement.average=median"
+NO_VOICE = (
+    "method.aggregation={kind: trimmed_mean, faulty: 3, "
+    "before: [{kind: one_voice, count: never}, {kind: nnm, faulty: 3}]}"
+)
 RULES: dict[str, tuple[str, ...]] = {
     MEAN: (),
     "median": ("method.aggregation=median", AT_EDGES),
@@ -56,6 +60,9 @@ RULES: dict[str, tuple[str, ...]] = {
         "method.aggregation={kind: trimmed_mean, faulty: 3, before: [one_voice, {kind: nnm, faulty: 3}]}",
         AT_EDGES,
     ),
+    "no-voice+median": ("method.aggregation={kind: median, before: {kind: one_voice, count: never}}", AT_EDGES),
+    "no-voice+trimmed": (NO_VOICE, AT_EDGES),
+    "no-voice+trimmed-median-losses": (NO_VOICE, AT_EDGES, LOSSES),
     "trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "trimmed-cloud": ("method.cloud_aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "nnm+trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375, before: {kind: nnm, faulty: 0.375}}",),
@@ -134,7 +141,7 @@ def jobs(options: argparse.Namespace) -> Iterator[Job]:
     done = lines(options.file)
     for seed in options.seeds:
         for setting in options.settings:
-            for share in (0.0, *options.shares):
+            for share in dict.fromkeys((0.0, *options.shares)):
                 for attack in options.attacks if share else [NOBODY]:
                     for method in options.methods:
                         for rule in options.rules:

@@ -92,8 +92,8 @@ class Bucketing(Settings):
 
 
 class OneVoice(Settings):
-    """Children that say nearly the same count once, by their mean: those who agree on a lie do, honest children of
-    unlike data do not (after FoolsGold: Fung, Yoon, Beschastnikh, 2020).
+    """Children that say nearly the same count once, by their mean, or not at all: those who agree on a lie do, honest
+    children of unlike data do not (after FoolsGold: Fung, Yoon, Beschastnikh, 2020).
 
     Nearly the same are two nearer than ``within`` times the median of all children's distances to their nearest other,
     and whoever such pairs link. Fewer than half cannot move the median, so honest children of like data keep their
@@ -103,6 +103,9 @@ class OneVoice(Settings):
     kind: Literal["one_voice"] = "one_voice"
     within: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of the median distance."""
+    count: Literal["once", "never"] = "once"
+    """``never`` leaves such children out, as long as others are left: an agreed lie changes nothing then, but honest
+    children of like data may lose their voices, and a liar can silence one by saying the same."""
 
     def mix(self, change_CD: Tensor) -> Tensor:
         """Return a change for each voice."""
@@ -113,7 +116,11 @@ class OneVoice(Settings):
         nearest_C = np.sort(distance_CC.min(1))
         same_CC = distance_CC < self.within**2 * nearest_C[(len(nearest_C) - 1) // 2]
         num, voice_C = connected_components(same_CC, directed=False)
-        share_VC = torch.from_numpy(voice_C == np.arange(num)[:, None]).to(change_CD)
+        said_VC = voice_C == np.arange(num)[:, None]
+        alone_V = said_VC.sum(1) == 1
+        if self.count == "never" and alone_V.any():
+            said_VC = said_VC[alone_V]
+        share_VC = torch.from_numpy(said_VC).to(change_CD)
         return (share_VC / share_VC.sum(1, keepdim=True)) @ change_CD
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, OneVoice, TrimmedMean
+from fedbac.aggregation import GeometricMedian, Krum, Mean, Median, NearestNeighbours, OneVoice, TrimmedMean
 from fedbac.config.experiment import Method
 from fedbac.core.aggregation import EdgeAverage, average_by_owner
 from fedbac.core.parts import Parts
@@ -151,6 +151,20 @@ def test_honest_children_that_are_alike_keep_their_voices() -> None:
     assert len(OneVoice().mix(torch.cat([honest, drawn(1).expand(3, 13) - 9]))) == 6
     assert len(OneVoice().mix(torch.cat([honest, 50 * drawn(3, seed=2)]))) == 8
     assert len(OneVoice().mix(torch.ones(4, 13))) == 4
+
+
+def test_an_agreed_lie_that_never_counts_changes_nothing() -> None:
+    """Nor does the rule behind: it combines the honest, mixed with their neighbours among themselves."""
+    honest = drawn(5)
+    said = torch.cat([honest, -honest.mean(0).expand(3, 13)])
+    silent, nearest = OneVoice(count="never"), NearestNeighbours(faulty=3)
+    torch.testing.assert_close(silent.mix(said), honest)
+    both, alone = (TrimmedMean(faulty=3, before=mixings) for mixings in ((silent, nearest), (nearest,)))
+    found, expected = (
+        rule.combine(change, torch.ones(len(change))) for rule, change in ((both, said), (alone, honest))
+    )
+    torch.testing.assert_close(found, expected)
+    assert len(silent.mix(torch.cat([said[5:], said[5:]]))) == 6, "where all agree, all count"
 
 
 # ---------------------------------------------------------------------------------------------- at an edge
