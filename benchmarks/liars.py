@@ -62,6 +62,7 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "no-voice+median": ("method.aggregation={kind: median, before: {kind: one_voice, count: never}}", AT_EDGES),
     "no-voice+trimmed": (NO_VOICE, AT_EDGES),
+    "no-voice-0.1+trimmed": (NO_VOICE.replace("never", "never, within: 0.1"), AT_EDGES),
     "no-voice+trimmed-median-losses": (NO_VOICE, AT_EDGES, LOSSES),
     "trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "trimmed-cloud": ("method.cloud_aggregation={kind: trimmed_mean, faulty: 0.375}",),
