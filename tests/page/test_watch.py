@@ -308,10 +308,25 @@ def playing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Playing]
 
 @pytest.mark.parametrize("playing", first(1, COMMANDS), indirect=True)
 def test_live_follows_the_runs_of_a_command_and_ends_with_it(playing: Playing) -> None:
+    """It is a process of its own, for whoever knows its path, which no list of processes shows; and what becomes of it
+    does not touch a run."""
+    *_, host, path, _ = playing.address.split("/")
+    assert playing.page.pid != playing.process.pid
+    for process in (playing.page, psutil.Process(playing.process.pid)):
+        assert path not in " ".join(process.cmdline())
     with Reader(playing.address) as reader:
         stream = reader.stream()
         while not event(stream)["document"]["runs"]:
             pass
+        with contextlib.ExitStack() as left:
+            for _ in range(1100):
+                half = left.enter_context(socket.create_connection(host.split(":"), timeout=60))
+                half.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            playing.goes_on()
+            assert reader.get()[0] == 200
+        playing.page.suspend()
+        playing.goes_on()
+        playing.page.resume()
         assert "live page" not in playing.stop()
         *_, last = (line for line in stream if line.startswith(b"data: "))
         shown = [len(run["accuracy"]) for run in json.loads(last[6:])["document"]["runs"]]
@@ -319,23 +334,10 @@ def test_live_follows_the_runs_of_a_command_and_ends_with_it(playing: Playing) -
     playing.page.wait(60)
 
 
-def test_what_becomes_of_its_page_does_not_touch_a_run(playing: Playing) -> None:
-    """It is a process of its own, for whoever knows its path, which no list of processes shows."""
-    *_, host, path, _ = playing.address.split("/")
-    assert playing.page.pid != playing.process.pid
-    for process in (playing.page, psutil.Process(playing.process.pid)):
-        assert path not in " ".join(process.cmdline())
-    with contextlib.ExitStack() as left:
-        for _ in range(1100):
-            half = left.enter_context(socket.create_connection(host.split(":"), timeout=60))
-            half.sendall(b"GET / HTTP/1.1\r\nHost: ")
-        playing.goes_on()
-        with Reader(playing.address) as reader:
-            assert reader.get()[0] == 200
-        playing.page.suspend()
-        playing.goes_on()
-        playing.page.kill()
-        playing.goes_on()
+@pytest.mark.full
+def test_a_run_outlives_its_page(playing: Playing) -> None:
+    playing.page.kill()
+    playing.goes_on()
     assert "The live page ended before the runs did" in playing.stop().replace("\n", " ")
 
 

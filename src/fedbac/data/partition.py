@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.special import log_softmax, softmax
 
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import Edges, Examples, FloatArray, IntArray, Settings
@@ -133,9 +132,10 @@ def proportions(rng: Rng, num_groups: int, num_classes: int, concentration: floa
     shape = (num_groups, num_classes)
     gamma_GC = np.log(rng.standard_gamma(concentration + 1, shape)) - rng.standard_exponential(shape) / concentration
     if mode == "class_normalized":
-        gamma_GC = log_softmax(gamma_GC, axis=1)
-    share_GC: FloatArray = softmax(gamma_GC, axis=0)
-    return share_GC
+        gamma_GC -= gamma_GC.max(1, keepdims=True)
+        gamma_GC -= np.log(np.exp(gamma_GC).sum(1, keepdims=True))
+    share_GC: FloatArray = np.exp(gamma_GC - gamma_GC.max(0))
+    return share_GC / share_GC.sum(0)
 
 
 def _draw(
