@@ -1,6 +1,6 @@
 """Policies and schemes as the originals have them, to price what differs: ``python benchmarks/paired.py costs``.
 
-Each is a kind that a setting names, such as ``method.aggregation.kind=alike``.
+Each is a kind that a setting names, such as ``method.personalization.kind=pulled_whole``.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import fedbac
-from fedbac.aggregation import Mean
 from fedbac.clustering.splits import LEAST_VARIANCE, GaussianRewards, RewardsState
 from fedbac.clustering.updates import Agglomerative, widest_gap
 from fedbac.config.choices import Choice
@@ -26,17 +25,6 @@ from fedbac.personalization import AdaptiveStart, Directed, DynamicPull, Persona
 from fedbac.rounds import measure
 from fedbac.selection.scored import SQUARE, Oort, OortState
 from fedbac.sharing.blends import Similar, SimilarState
-
-
-class Alike(Mean):
-    """Children count alike, whatever their data."""
-
-    kind: Literal["alike"] = "alike"  # type: ignore[assignment]
-    needs: ClassVar[Literal["sum", "all"]] = "all"
-
-    def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
-        """Return the plain mean."""
-        return change_CD.mean(0, dtype=torch.float64).to(change_CD.dtype)
 
 
 class PublicRewards(GaussianRewards):
@@ -252,7 +240,6 @@ class OortPaced(Oort):
 
 
 KINDS: dict[Choice, tuple[type[Settings], ...]] = {
-    fedbac.AGGREGATION: (Alike,),
     fedbac.CLUSTERING: (PublicRewards, AgglomerativeManhattan),
     fedbac.SELECTION: (OortLate, OortPaced),
     fedbac.SHARING: (SimilarRounded,),

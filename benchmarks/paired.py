@@ -34,8 +34,14 @@ def measure(methods: list[str], folder: Path) -> None:
     found["settings"] = list(costs.SMALL)
     priced = costs.priced()
     chosen = {name: priced[name] for name in methods or priced}
-    cells = [(name, one) for name, own in chosen.items() for one in ((), *(difference.original for difference in own))]
-    for seed in costs.SEEDS:
+    for seed in (*costs.SEEDS, *costs.MORE):
+        cells = [
+            (name, settings)
+            for name, own in chosen.items()
+            for difference in own
+            if seed in costs.asked(found, name, difference)
+            for settings in ((), difference.original)
+        ]
         for task in costs.TASKS:
             for method, settings in cells:
                 if (key := costs.key(method, settings, task, seed)) in found["runs"]:

@@ -1,5 +1,6 @@
 """The demo's order, the wheel, and the examples that people start from."""
 
+import json
 import re
 import subprocess
 import sys
@@ -98,8 +99,11 @@ def test_a_page_on_classes_of_the_users_runs_as_it_stands(name: str) -> None:
 
 def examples() -> Iterator[tuple[str, list[str], dict[str, str], list[str]]]:
     """Go through the commands and calls of the documentation that run methods: methods, task, and their clustering."""
-    for page in (ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob("*.md"))):
+    notebooks = sorted((ROOT / "examples").glob("*.ipynb"))
+    for page in (ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob("*.md")), *notebooks):
         text = page.read_text(encoding="utf-8")
+        if page in notebooks:
+            text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
         for line in re.findall(r"^\s*(?:\$\(BIN\)/)?fedbac (?:run|compare|sweep|tune) (.*)$", text, re.MULTILINE):
             names = re.split(r" -|#", line)[0].split()
             yield (

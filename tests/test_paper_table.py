@@ -4,6 +4,7 @@ import csv
 import io
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ ROUNDS = 10
 
 def made(method: str, seed: int, accuracy: float, dataset: str = "svhn", strength: float = 1.0) -> StoredRun:
     """A run whose edges are 2 points apart."""
-    record: dict[str, Any] = {"accuracy": accuracy, "accuracy_per_edge": [accuracy - 0.01, accuracy + 0.01]}
+    record: dict[str, Any] = {
+        "accuracy": accuracy, "accuracy_per_edge": [accuracy - 0.01, accuracy + 0.01], "failed": [],
+    }  # fmt: skip
     experiment = {
         "seed": seed,
         "method": {"name": method, "personalization": {"strength": strength}},
@@ -29,7 +32,7 @@ def made(method: str, seed: int, accuracy: float, dataset: str = "svhn", strengt
     summary = {
         "rounds": ROUNDS, "accuracy": accuracy, "accuracy_best": accuracy, "edge_min": accuracy - 0.01,
         "edge_std": 0.01, "rounds_to_target": {"0.5": 3 + seed}, "active_clusters": 1, "bytes_total": 2_000_000,
-        "seconds": 1.0,
+        "seconds": 1.0, "decisions": None,
     }  # fmt: skip
     records = [record | {"round": at + 1} for at in range(ROUNDS)]
     return StoredRun(None, {"experiment": experiment}, records, summary)
@@ -51,6 +54,16 @@ def test_ties_are_bold_together_and_what_is_worse_is_not() -> None:
         "| one | **71.0 ± 1.0** | **2.00 MB** |",
         "| other | **71.3 ± 0.6** | **2.00 MB** |",
     ]
+
+
+def test_what_was_unequal_is_said_below_by_task() -> None:
+    richer = [replace(run, summary=run.summary | {"bytes_total": 6_000_000}) for run in three("one", 0.7, 0.7, 0.7)]
+    alone = three("one", 0.4, 0.4, 0.4, dataset="cifar10")
+    table = paper_table(FAR + richer)
+    assert table.notes[1:] == ["one sent 3.0 times the bytes of low."]
+    assert table.markdown().endswith("\n\none sent 3.0 times the bytes of low.\n")
+    assert table.latex().splitlines()[1] == "% one sent 3.0 times the bytes of low."
+    assert paper_table(FAR + richer + alone).notes[1:] == ["svhn: one sent 3.0 times the bytes of low."]
 
 
 def test_with_two_seeds_nothing_is_bold() -> None:

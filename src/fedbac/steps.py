@@ -107,7 +107,7 @@ class Yogi(_Adaptive):
 class Dynamic(Settings):
     """The server of FedDyn (Acar and others, 2021): h ← h − α p Δ and w ← w + Δ − h / α, from h = 0.
 
-    p is the share of the owner's examples that trained, so p Δ is the sum of (n_i / n) Δ_i over those clients.
+    p is the share of the owner's clients that trained, as they count, so p Δ is the sum of their (n_i / n) Δ_i.
     """
 
     kind: Literal["dynamic"] = "dynamic"

@@ -12,19 +12,23 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedbac import statistics
-from fedbac.presets.notes import NOTES, Difference, Note
+from fedbac.presets.notes import EDGES, NOTES, OWNERS, Difference, Note
 
 KEPT = Path("results/methods/costs.json")
 TASKS, SEEDS = ("devices", "demo", "planted"), (0, 1, 2)
+MORE = tuple(range(3, 12))
+"""Seeds that decide on a difference which costs more than ``MOST`` on some task in the first three."""
 MOST = 0.5
 """Points that a difference may cost."""
+NAMED = (EDGES.words, OWNERS.words)
+"""Differences that a preset's name tells."""
 TOLD = f"Costs are points on {', '.join(f'`{task}`' for task in TASKS)}."
 ABOUT = (
     "**Cost** of a difference: by how many points of accuracy the original is better, on small versions of "
-    f"{', '.join(f'`{task}`' for task in TASKS)}, each a mean over three seeds (`python benchmarks/paired.py costs`; "
-    "variants: `benchmarks/originals.py`). Clients with parts of their own are judged on their own mix of data. What "
-    "costs more than half a point over all tasks, beyond noise, is no default, or the name says so, as `-edges` does."
+    f"{', '.join(f'`{task}`' for task in TASKS)}, each a mean over three seeds, or twelve where three show more "
+    "than half a point on a task (`python benchmarks/paired.py costs`; variants: `benchmarks/originals.py`). Clients "
+    "with parts of their own are judged on their own mix of data. What costs over 0.5 points over all tasks, to a "
+    "tenth, is no default, or the name says so, as `-edges` does."
 )
 SHARED = (
     "**What all methods share** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where "
@@ -77,8 +81,22 @@ def priced() -> dict[str, tuple[Difference, ...]]:
 
 def points(found: Mapping[str, Any], method: str, difference: Difference, task: str) -> list[float]:
     """Return by seed how many points a method lacks on a task because of a difference."""
+    return _points(found, method, difference, task, asked(found, method, difference))
+
+
+def asked(found: Mapping[str, Any], method: str, difference: Difference) -> tuple[int, ...]:
+    """Return the seeds from which a difference has its price."""
+    if difference.words in NAMED:
+        return SEEDS
+    first = [_points(found, method, difference, task, SEEDS) for task in TASKS]
+    return SEEDS + MORE if any(gaps and mean(gaps) > MOST for gaps in first) else SEEDS
+
+
+def _points(
+    found: Mapping[str, Any], method: str, difference: Difference, task: str, seeds: Sequence[int]
+) -> list[float]:
     gaps = []
-    for seed in SEEDS:
+    for seed in seeds:
         theirs, ours = (found["runs"].get(key(method, one, task, seed)) for one in (difference.original, ()))
         if theirs is not None and ours is not None:
             gaps.append(100 * (theirs - ours))
@@ -111,16 +129,21 @@ def line(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
     """Return what the page of a method says of a difference: in words, and what it costs."""
     if difference.unpriced:
         return f"{difference.words} No price: {difference.unpriced}."
-    by_task = [points(found, method, difference, task) for task in TASKS]
-    if any(len(gaps) < len(SEEDS) for gaps in by_task):
+    by_task = _by_task(found, method, difference)
+    if not by_task:
         return difference.words
     told = ", ".join(f"{round(mean(gaps), 1) + 0.0:+.1f}".replace("-", "−") for gaps in by_task)
-    unsure = mean(map(mean, by_task)) > MOST and not dear(method, difference, found)
-    return f"{difference.words} Cost: {told}{', within noise' * unsure}."
+    return f"{difference.words} Cost: {told}."
 
 
 def dear(method: str, difference: Difference, found: Mapping[str, Any]) -> bool:
-    """Whether a difference costs a method too much in the mean over the tasks, beyond noise over the seeds."""
+    """Whether a difference that no name tells costs a method too much in the mean over the tasks, to a tenth."""
+    by_task = _by_task(found, method, difference)
+    return difference.words not in NAMED and bool(by_task) and round(mean(map(mean, by_task)), 1) > MOST
+
+
+def _by_task(found: Mapping[str, Any], method: str, difference: Difference) -> list[list[float]]:
+    """Return its points by task and seed, or nothing while some are missing."""
     by_task = [points(found, method, difference, task) for task in TASKS]
-    told = statistics.gap([mean(of_seed) for of_seed in zip(*by_task, strict=True)])
-    return told.mean > MOST and told.chance <= statistics.LEVEL
+    complete = all(len(gaps) == len(asked(found, method, difference)) for gaps in by_task)
+    return by_task if complete else []

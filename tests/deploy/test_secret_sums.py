@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "two parts that come back as one": ("fedala-edges",),
     "corrections of everybody and of each client": ("scaffold",),
     "losses of every epoch": ("fedgwc-edges",),
+    "examples that count": ("scaffold", "method.client_weight=examples"),
     "clip and noise": ("hierfavg", "method.links.client_up=[clip, {kind: noise, multiplier: 0.01}]"),
     "changes from what clients had": ("hierfavg", "method.links.client_down=eight_bits"),
     "teachers": ("phe-fl-kd",),

@@ -47,24 +47,25 @@ def fedbuff(played: Played, size: int, exponent: float) -> Iterator[tuple[Weight
             heapq.heappush(arrivals, (now + float(seconds[client]), client, version, change))
         buffer = [heapq.heappop(arrivals) for _ in range(size)]
         now = buffer[-1][0]
-        n = sum(SIZES[client] for _, client, _, _ in buffer)
+        counted = {client: int(experiment.method.counted(np.array(SIZES[client]))) for _, client, _, _ in buffer}
         for _, client, began, change in buffer:
-            share = SIZES[client] / n * (1 + version - began) ** -exponent
+            share = counted[client] / sum(counted.values()) * (1 + version - began) ** -exponent
             w = [a + share * b for a, b in zip(w, change, strict=True)]
         yield w, now
 
 
 @pytest.mark.parametrize(
-    ("clock", "fraction", "size"),
+    ("clock", "fraction", "size", "weight"),
     [
-        (Buffered(share=0.5), 1.0, 6),
-        (Buffered(share=0.25, exponent=1.0), 0.7, 2),
-        (Asynchronous(), 0.5, 1),
+        (Buffered(share=0.5), 1.0, 6, "examples"),
+        (Buffered(share=0.5), 1.0, 6, "uniform"),
+        (Buffered(share=0.25, exponent=1.0), 0.7, 2, "examples"),
+        (Asynchronous(), 0.5, 1, "examples"),
     ],
-    ids=["half", "quarter-of-some", "each"],
+    ids=["half", "half-alike", "quarter-of-some", "each"],
 )
-def test_it_is_fedbuff(clock: Any, fraction: float, size: int) -> None:
-    row = Method(name="x", topology=Flat(), selection=Random(fraction=fraction), clock=clock)
+def test_it_is_fedbuff(clock: Any, fraction: float, size: int, weight: Any) -> None:
+    row = Method(name="x", topology=Flat(), selection=Random(fraction=fraction), clock=clock, client_weight=weight)
     played = play(row, DATA, SHARDS, training=WHOLE, num_rounds=15, world=SLOW)
     assert any(max(record["ages"]) > 1 for record in played.records)
     passed = np.cumsum([record["simulated_seconds"] for record in played.records])

@@ -1,7 +1,7 @@
 """SCAFFOLD, MTGC and the clients of FedDyn as their papers write them down: plain loops over flat vectors."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedbac import ControlVariates, Dynamic, DynamicPull, Flat, GroupCorrections, Hierarchical, Method, Random
 from fedbac.config.experiment import Training
 from fedbac.core.parts import Params, Personalization
+from fedbac.core.settings import FloatArray
 from fedbac.errors import ConfigError
 from fedbac.federation import Federation
 from fedbac.runs.configure import configure
@@ -28,6 +29,8 @@ RICH = PLAIN.model_copy(
 every_path = pytest.mark.parametrize("path", PATHS)
 every_training = pytest.mark.parametrize("training", [PLAIN, RICH], ids=["plain", "rich"])
 ROUNDS = 3
+Weight = Literal["examples", "uniform"]
+every_weight = pytest.mark.parametrize("weight", get_args(Weight))
 Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -91,15 +94,23 @@ def close(found: Params, expected: Tensor, row: int = 0) -> None:
     torch.testing.assert_close(flat(found, row), expected, rtol=1e-6, atol=1e-6)
 
 
+def counted(run: Played, weight: Weight) -> FloatArray:
+    """Return n_i, or 1 for everybody, as in the papers."""
+    sizes = [rows.size if weight == "examples" else 1 for rows in run.federation.shards.train]
+    return np.array(sizes, dtype=np.float64)
+
+
 @pytest.mark.covering
 @every_path
 @every_training
+@every_weight
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_scaffold(path: str, training: Training, fraction: float) -> None:
+def test_scaffold(path: str, training: Training, weight: Weight, fraction: float) -> None:
     """Algorithm 1 with option II: y ← y − η(g + c − c_i); c_i⁺ = c_i − c + (x − y)/(Kη); c ← c + |S|/N · mean Δc_i."""
-    method = Method(name="m", topology=Flat(), selection=Random(fraction=fraction), personalization=ControlVariates())
+    some = Random(fraction=fraction)
+    method = Method(name="m", topology=Flat(), client_weight=weight, selection=some, personalization=ControlVariates())
     run = played(path, method, UNEQUAL, training)
-    size_N = np.array([rows.size for rows in run.federation.shards.train], dtype=np.float64)
+    size_N = counted(run, weight)
     x = flat(run.states[0].parts["global"])
     c, own = torch.zeros_like(x), [torch.zeros_like(x) for _ in size_N]
     for t, (record, state) in enumerate(zip(run.records, run.states[1:], strict=True), 1):
@@ -159,8 +170,9 @@ def test_mtgc(path: str, training: Training, edge_rounds: int) -> None:
 
 @pytest.mark.covering
 @every_path
+@every_weight
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_feddyn(path: str, fraction: float) -> None:
+def test_feddyn(path: str, weight: Weight, fraction: float) -> None:
     """Acar and others, Algorithm 1: θ_i by ∇F_i − h_i + α(θ − θ^t), h_i ← h_i − α(θ_i − θ^t); at the server
     h ← h − α Σ_i (n_i/n)(θ_i − θ^t) over those that trained, and θ ← their mean − h/α."""
     run = played(
@@ -168,13 +180,14 @@ def test_feddyn(path: str, fraction: float) -> None:
         Method(
             name="m",
             topology=Flat(),
+            client_weight=weight,
             selection=Random(fraction=fraction),
             personalization=DynamicPull(alpha=0.3),
             step=Dynamic(alpha=0.3),
         ),
         UNEQUAL,
     )
-    size_N = np.array([rows.size for rows in run.federation.shards.train], dtype=np.float64)
+    size_N = counted(run, weight)
     x = flat(run.states[0].parts["global"])
     own, drift = [torch.zeros_like(x) for _ in size_N], torch.zeros_like(x)
     for t, (record, state) in enumerate(zip(run.records, run.states[1:], strict=True), 1):

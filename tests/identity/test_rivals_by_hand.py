@@ -87,8 +87,7 @@ def test_every_round_of_ifca_begins_with_the_lowest_loss(unit: Literal["edge", "
         for k in set(label):
             mine = [cs for own, cs in zip(label, members, strict=True) if own == k]
             each = [by_data([made[c] for c in cs], cs) for cs in mine]
-            size = [1] * len(each) if unit == "edge" else [len(SHARDS.train[c]) for (c,) in mine]
-            networks[k] = mean_of(each, size)
+            networks[k] = mean_of(each, [1] * len(each))
     assert [record["assignment"] for record in played.records] == seen
     assert len({k for label in seen for k in label}) > 1, "else nothing is chosen"
     assert apart(rows(played, "cluster"), networks) < 2e-6

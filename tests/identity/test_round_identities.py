@@ -78,6 +78,13 @@ def test_cloud_weights_when_one_client_per_edge_trains(rule: Literal["total", "s
         torch.testing.assert_close(value, torch.full_like(value, expected))
 
 
+def test_clients_may_count_alike_at_edges_and_with_them_at_the_cloud() -> None:
+    """The mean of the edges' averages 1/2, 9/3 and 5, by 2, 3 and 1 clients, is that of all clients."""
+    played = play(Method(name="test", client_weight="uniform"), DATA, UNEVEN, StubTrainer(), num_rounds=1)
+    for value in played.end.parts["global"].values():
+        torch.testing.assert_close(value, torch.full_like(value, (0 + 1 + 2 + 3 + 4 + 5) / 6))
+
+
 def test_cluster_parts_are_averaged_within_the_cluster_and_global_parts_over_all() -> None:
     clustering = Scripted(num_clusters=3, script=((2, 0, 2),))
     method = Method(name="test", clustering=clustering, personalization=Additive(cluster_init="distinct"))

@@ -129,7 +129,11 @@ def test_without_noise_or_bound_it_is_the_plain_average(monkeypatch: pytest.Monk
     """As what is expected of a row is what comes when everybody does."""
     monkeypatch.setattr(fedbac.data, "fixed_normalization", lambda channels: DATA.normalization())
     nothing = private(clip=1e9, noise_multiplier=0.0, most_examples=10**6)
-    for method in ({}, {"personalization": Additive(), "clustering": fedbac.Fixed(num_clusters=2)}):
+    for method in (
+        {},
+        {"client_weight": "uniform"},
+        {"personalization": Additive(), "clustering": fedbac.Fixed(num_clusters=2)},
+    ):
         plain, alike = (run(one, **method) for one in (None, nothing))
         torch.testing.assert_close(flat(alike.end.parts), flat(plain.end.parts), rtol=1e-5, atol=1e-6)
 

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from fedbac.config.changes import Change, Roster, held
@@ -183,9 +184,11 @@ class Method(Settings, defer_build=True):
     """What links make of what is sent for training."""
     privacy: Privacy | None = None
     """Differential privacy for clients or examples."""
+    client_weight: Literal["examples", "uniform"] = "examples"
+    """Weight of a client at its edge: its examples, or 1."""
     cloud_weight: Literal["total", "selected", "uniform"] = "total"
-    """Weight of an edge at the cloud, or of a node at the one above: all its examples, those that trained, or 1
-    (C.41)."""
+    """Weight of an edge at the cloud, or of a node at the one above: that of all its clients, of those that trained, or
+    1 (C.41)."""
     measurement: Measurement = Measurement()
     """How losses of clusters are measured."""
     judged: Literal["before_training", "after_training"] = "before_training"
@@ -199,6 +202,10 @@ class Method(Settings, defer_build=True):
     def adaptive(self) -> bool:
         """Whether a policy learns during training (a derived column of Table I)."""
         return self.clustering.adaptive or self.selection.adaptive or self.sharing.adaptive
+
+    def counted(self, size_N: IntArray) -> IntArray:
+        """Return as how many examples clients count in averages."""
+        return np.minimum(size_N, 1) if self.client_weight == "uniform" else size_N
 
     @property
     def secret(self) -> bool:

@@ -185,7 +185,7 @@ class LocalRun:
     - ``round``: of the cloud, counted from 1.
     - ``edge_round``: of this round, counted from 0.
     - ``edge_rounds``: how many edge rounds a round has.
-    - ``share``: the share of the site's examples that lie with the clients that train in this edge round.
+    - ``share``: what the clients that train in this edge round count, of what all of the site do.
     """
 
     count_CK: IntArray

@@ -34,6 +34,7 @@ def _as_in_paper(task: Task, period: int) -> dict[str, Any]:
 
 EVERY_ROUND = {"kind": "lowest_loss", "period": 1, "threshold": 1.0, "start_labels": "lowest_loss"}
 OF_CLIENTS = {"topology": "flat", "unit": "client"}
+ALIKE = {"client_weight": "uniform", "cloud_weight": "total"}
 TAUGHT = {"kind": "per_cluster", "taught": True}
 TENTH, TWICE = {"kind": "top_k", "keep": 0.1}, {"kind": "hierarchical", "edge_rounds": 2}
 TESTED = {"kind": "thompson", "reward_split": "test", "skip_after_move": False}
@@ -47,9 +48,10 @@ METHODS = {
     "fed-bac": Row(clustering="linucb", selection="thompson", personalization="additive"),
     "fedavg": Row(topology="flat"),
     "fedprox": Row(topology="flat", personalization={"kind": "shared", "proximal": 0.01}),
-    "scaffold": Row(topology="flat", personalization="control_variates"),
+    "scaffold": Row(topology="flat", client_weight="uniform", personalization="control_variates"),
     "feddyn": Row(
         topology="flat",
+        client_weight="uniform",
         personalization={"kind": "dynamic_pull", "alpha": 0.01},
         step={"kind": "dynamic", "alpha": 0.01},
     ),
@@ -59,7 +61,7 @@ METHODS = {
     "hierfavg": Row(clustering={"kind": "fixed", "num_clusters": 1}, selection="random", personalization="shared"),
     "hierfavg-wide": Row(like="hierfavg", network={"kind": "lenet5", "width": 1.41}),
     "hierfavg-periods": Row(like="hierfavg", topology=TWICE),
-    "mtgc": Row(topology=TWICE, personalization="group_corrections"),
+    "mtgc": Row(topology=TWICE, client_weight="uniform", personalization="group_corrections"),
     "abad": Row(
         topology=TWICE,
         links={"client_up": TENTH | {"keep": 0.01}, "client_down": TENTH, "cloud_up": TENTH, "cloud_down": TENTH},
@@ -79,10 +81,10 @@ METHODS = {
         selection="random",
         personalization={"kind": "per_cluster", "cluster_init": "distinct"},
     ),
-    "ifca": Row(like="ifca-edges", cloud_weight="total", **OF_CLIENTS),
+    "ifca": Row(like="ifca-edges", **OF_CLIENTS, **ALIKE),
     "ifca-paper": Row(clustering="lowest_loss", selection="random", personalization="per_cluster"),
-    "cfl-edges": Row(clustering="cosine_splits", personalization="per_cluster"),
-    "cfl": Row(like="cfl-edges", **OF_CLIENTS),
+    "cfl-edges": Row(cloud_weight="uniform", clustering="cosine_splits", personalization="per_cluster"),
+    "cfl": Row(like="cfl-edges", **OF_CLIENTS, **ALIKE),
     "fl-hc-edges": Row(clustering="agglomerative", personalization="per_cluster"),
     "fl-hc": Row(like="fl-hc-edges", **OF_CLIENTS),
     "fed-cam-edges": Row(
@@ -108,11 +110,11 @@ METHODS = {
         sharing="distill",
         personalization=TAUGHT,
     ),
-    "power-of-choice": Row(selection="power_of_choice"),
+    "power-of-choice": Row(client_weight="uniform", selection="power_of_choice"),
     "oort": Row(selection="oort"),
     "cs-ucb": Row(selection="cs_ucb"),
     "ucb-cs": Row(selection="ucb_cs"),
-    "cocs": Row(selection="cocs"),
+    "cocs": Row(client_weight="uniform", selection="cocs"),
     "fed-csad": Row(clustering="fixed", selection="contextual", sharing="distill_adaptive", personalization=TAUGHT),
     "ditto": Row(personalization={"kind": "personal", "momentum": 0.0}),
     "ditto-edges": Row(personalization={"kind": "personal", "owner": "edge", "momentum": 0.0}),

@@ -28,11 +28,10 @@ class Note(NamedTuple):
     """Whether the definition is our reading, because the original's could not be found in full."""
 
 
-ALIKE = "method.aggregation.kind=alike"
 OF_CLIENTS = ("method.unit=client", "method.topology.kind=flat")
 EDGES = Difference("Members are edges, not clients.", OF_CLIENTS)
+EDGES_ALIKE = Difference(EDGES.words, (*OF_CLIENTS, "method.client_weight=uniform"))
 OWNERS = Difference("Edges own the personal part, not clients.", ("method.personalization.owner=client",))
-BY_DATA = Difference("Networks are averaged by data, not alike.", (ALIKE,))
 ALL_CLIENTS = Difference(
     "All clients train; originally a share of them.", ("method.selection={kind: random, fraction: 0.1}",)
 )
@@ -178,7 +177,6 @@ FINE_TUNING = Difference(
 )
 CFL_DIFFERENCES = (
     Difference("Thresholds are in units of the first rounds' updates.", ("method.clustering.thresholds=absolute",)),
-    BY_DATA,
 )
 
 
@@ -235,13 +233,11 @@ NOTES: dict[str, Note] = {
         "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020",
         "Clients correct their gradients by the mean of all clients' less their own of their last training (option "
         "II). This sends twice FedAvg's bytes.",
-        BY_DATA,
     ),
     "feddyn": _note(
         "Acar et al.: Federated Learning Based on Dynamic Regularization, 2021",
         "Clients learn with a linear term h_i and a pull to the network they received, so that all agree in the end; "
         "the server corrects the average by the mean h_i.",
-        BY_DATA,
         Difference("The pull is clipped with the gradient.", ("method.personalization.kind=dynamic_pulled_whole",)),
         Difference("α = 0.01, one of the authors' values.", unpriced="they tune it; tune both α"),
     ),
@@ -250,7 +246,6 @@ NOTES: dict[str, Note] = {
         "Clients correct their gradients towards their edge's after each of two edge averages a round, and towards "
         "everybody's after the round. The first correction restarts at 0 each round, as in the authors' code. Two "
         "corrections travel with each client's network, one between edge and cloud.",
-        BY_DATA,
         Difference(
             "Clients may take different numbers of steps: changes are divided by how far SGD with momentum moves in as "
             "many.",
@@ -299,12 +294,11 @@ NOTES: dict[str, Note] = {
         "Before every round each client joins the cluster whose network has the lowest loss on its data. Networks "
         "start apart.",
         ALL_CLIENTS,
-        BY_DATA,
     ),
     "ifca-edges": _note(
         IFCA,
         "IFCA on edges, which count alike, as members originally do.",
-        EDGES,
+        EDGES_ALIKE,
     ),
     "ifca-paper": _note(
         f"{IFCA}. As run in: {PAPER}",
@@ -321,7 +315,7 @@ NOTES: dict[str, Note] = {
         CFL,
         "CFL on edges, by the averages of their clients' updates, which are smaller.",
         *CFL_DIFFERENCES,
-        EDGES,
+        EDGES_ALIKE,
     ),
     "fedbabu": _note(FEDBABU, FEDBABU_SUMMARY, FINE_TUNING),
     "fedbabu-edges": _note(FEDBABU, "FedBABU on edges.", FINE_TUNING, EDGES),
@@ -454,7 +448,6 @@ NOTES: dict[str, Note] = {
         "Of d candidates, drawn by data, the B with the largest loss of the received model train; with variant=last "
         "(rpow-d) the largest loss in their last training. With p = 0.8 at most a fifth of the clients is turned down; "
         "a smaller p shows more of the rule. cpow-d, which measures on one batch, is left out.",
-        BY_DATA,
     ),
     "ucb-cs": _note(
         "Cho et al.: Bandit-based Communication-Efficient Client Selection Strategies for Federated Learning, 2020",
@@ -506,7 +499,6 @@ NOTES: dict[str, Note] = {
             "h = 3 and K(t) = 0.1 t^(2/5) ln t; ten times that would only explore in 200 rounds.",
             unpriced="the original leaves both to its analysis",
         ),
-        BY_DATA,
     ),
     "trindade": _note(
         "Trindade, da Fonseca: Client Selection in Hierarchical Federated Learning, 2024",

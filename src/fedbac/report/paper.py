@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedbac.errors import ConfigError, unknown, visible
 from fedbac.report.groups import look_up, summarized
-from fedbac.report.outcome import too_early
+from fedbac.report.outcome import too_early, warnings
 from fedbac.report.table import NONE, human_bytes, plain
 from fedbac.runs.store import StoredRun
 from fedbac.runs.summary import leaves
@@ -83,12 +83,13 @@ class PaperTable(NamedTuple):
     heads: list[tuple[str, str]]
     """The block and the title of every column of cells."""
     cells: list[list[Cell]]
-    note: str
+    notes: list[str]
+    """What the numbers are, and what was unequal."""
 
     def latex(self) -> str:
         """Return a tabular for booktabs."""
         blocks = [(name, len(list(some))) for name, some in groupby(self.heads, itemgetter(0))]
-        lines = [f"% {_escaped(self.note)}", r"{\small\setlength{\tabcolsep}{3pt}%"]
+        lines = [*(f"% {_escaped(note)}" for note in self.notes), r"{\small\setlength{\tabcolsep}{3pt}%"]
         lines.append(rf"\begin{{tabular}}{{l{' '.join('r' * count for _, count in blocks)}}}")
         lines.append(r"\toprule")
         if len(blocks) > 1:
@@ -114,7 +115,7 @@ class PaperTable(NamedTuple):
             bold = [f"**{text}**" if cell.bold else text for text, cell in zip(texts, cells, strict=True)]
             lines.append([name, *bold])
         text = "\n".join(f"| {' | '.join(visible(cell).replace('|', '&#124;') for cell in line)} |" for line in lines)
-        return f"{text}\n\n{self.note}\n"
+        return "\n\n".join([text, *map(visible, self.notes)]) + "\n"
 
     def csv(self) -> str:
         """Return a line per cell, with all digits."""
@@ -156,10 +157,12 @@ def paper_table(
         _check_alike(where, first.setdefault(where, mine), mine)
         cells.setdefault(where, {})[int(run.config["experiment"]["seed"])] = run
     row_names, block_names = list(dict.fromkeys(names)), list(dict.fromkeys(blocks))
-    heads, found = [], {}
+    heads, found, unequal = [], {}, []
     for block in block_names:
         here = {name: by_seed for name in row_names if (by_seed := cells.get((name, block)))}
-        early = too_early([run for by_seed in here.values() for run in by_seed.values()])
+        together = [run for by_seed in here.values() for run in by_seed.values()]
+        early = too_early(together)
+        unequal += [f"{block}: {note}" if len(block_names) > 1 else note for note in warnings(together)]
         for key in columns:
             column = COLUMNS[key]
             heads.append((block, column.title))
@@ -179,7 +182,7 @@ def paper_table(
         "nothing is bold with fewer than three seeds."
     )
     lines = [[found.get((name, at), blank) for at in range(1, len(heads) + 1)] for name in row_names]
-    return PaperTable(", ".join(rows), row_names, heads, lines, note)
+    return PaperTable(", ".join(rows), row_names, heads, lines, [note, *unequal])
 
 
 def _labels(

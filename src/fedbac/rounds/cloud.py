@@ -47,7 +47,7 @@ from fedbac.rounds.mix import evidence_of, exchanged, judged, mixed, teachers
 from fedbac.rounds.record import Reported, Scores, beliefs, notes, other_moment, score
 from fedbac.rounds.rows import Members, Memory, Remembered, Rows, SiteRows, given_another, rows_of
 from fedbac.rounds.start import BEFORE
-from fedbac.rounds.tiers import Leaves, Tree, examples, rows_at, stepped
+from fedbac.rounds.tiers import Leaves, Tree, rows_at, stepped, whole
 
 
 def rounds(
@@ -343,7 +343,7 @@ class Round:
                     longest[part] = np.maximum(longest[part], length_K)
             if part in moving and part in steps:
                 trained_R = np.concatenate([one.trained[part] for one in children])
-                all_K = examples(part, trees.count(stack), self.sites, held)
+                all_K = whole(method, part, trees.count(stack), self.sites, held)
                 share_K = np.bincount(owner_R, trained_R, all_K.size) / np.maximum(all_K, 1)
                 when, names = f"round {state.round + 1}, part {part!r}", state.stepped[part]
                 parts[part], steps[part] = stepped(

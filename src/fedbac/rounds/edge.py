@@ -301,6 +301,7 @@ class EdgeRound:
         """Train the clients that come home, average those that trained well (Eq. 1); return losses, else NaN."""
         site, order, chosen = self.site, self.order, participants.present
         clients = tuple(site.clients[i] for i in chosen)
+        counted_N = self.experiment.method.counted(site.size_N)
         momentum = None
         if self.momentum is not None:
             momentum = {part: trees.select(buffers, chosen) for part, buffers in self.momentum.items()}
@@ -320,12 +321,12 @@ class EdgeRound:
             phases=self.common.phases,
             teachers=self._teachers(chosen, participants.started.size),
             edge_rounds=self.experiment.edge_rounds,
-            share=float(site.size_N[chosen].sum() / max(site.size, 1)),
+            share=float(counted_N[chosen].sum() / max(counted_N.sum(), 1)),
         )
         left_N = self.links.get("client_up", {})
         wanted = self._owned_by_clusters() if order.wants_updates else frozenset()
         late_C = np.isin(chosen, NOBODY if self.late is None else self.late.under_way)
-        size_C = np.where(late_C, 0, site.size_N[chosen])
+        size_C = np.where(late_C, 0, counted_N[chosen])
         average = Average(
             request,
             size_C if self.common.release is None else self.common.release.promise.privacy.counted(size_C),

@@ -33,6 +33,7 @@ class Late:
         self.waiting, self.came = order.waiting, order.waiting.of(np.zeros(len(order.waiting), dtype=bool))
         """Updates on their way, and those that have arrived for the average that is being made."""
         self.order, self.site, self.experiment, self.rules = order, site, experiment, rules
+        self.counted_N = experiment.method.counted(site.size_N)
         self.clock, parts = experiment.method.clock, experiment.method.personalization.parts
         self.own = frozenset(part for part, spec in parts.items() if spec.scope == "client")
         self.under_way = NOBODY
@@ -86,7 +87,7 @@ class Late:
             late = arrived(start, self.came.change_W[part], share_W)
             if part in self.rules:
                 rows = trees.join([trees.select(trained.kept[part], fresh), late])
-                size = np.concatenate([self.site.size_N[chosen[fresh]], self.came.size_W])
+                size = np.concatenate([self.counted_N[chosen[fresh]], self.came.size_W])
                 place = np.concatenate([request.row_C[part][fresh], row_W])
                 bank[part] = combine_by_owner(request.bank[part], rows, size, place, self.rules[part])
             else:
@@ -102,7 +103,7 @@ class Late:
             child_W=chosen[late],
             due_W=np.array([due_N[place] for place in chosen[late].tolist()]),
             began_W=np.full(late.size, version),
-            size_W=self.site.size_N[chosen[late]],
+            size_W=self.counted_N[chosen[late]],
             loss_W=trained.loss_C[late],
             square_W=square_C[late],
             change_W={part: changes(request, part, trained, late) for part in request.bank},

@@ -70,18 +70,19 @@ class Release:
             return self._noised(trained, start, order, site, rng)
 
         bank = self.once((order.round, edge_round), start, make)
-        weight = {part: np.ceil(self.expected(part, site.size_N, order, site)).astype(np.int64) for part in start}
+        counted_N = self.experiment.method.counted(site.size_N)
+        weight = {part: np.ceil(self.expected(part, counted_N, order, site)).astype(np.int64) for part in start}
         return replace(trained, bank={**trained.bank, **bank}, weight={**trained.weight, **weight})
 
     def _noised(self, trained: Averaged, start: Parts, order: TrainOrder, site: Site, rng: Rng) -> Parts:
         """Θ_r + (Σ_i w_i Δ_i + N(0, (σwC)²)) / W_r for every row r. A client is in one row of each part, and all that
         it sends is clipped together, so that all rows need the same noise. One of which nothing is expected stays."""
         adding, bound = GaussianNoise(multiplier=self.promise.noise_multiplier), self.promise.privacy.bound
-        bank = {}
+        bank, counted_N = {}, self.promise.privacy.counted(self.experiment.method.counted(site.size_N))
         for part, before in sorted(start.items()):
             rows_RD = trees.rows(before).clone()
             change_RD = trees.rows(trained.bank[part]).to(rows_RD.device) - rows_RD
-            expected_R = self.expected(part, self.promise.privacy.counted(site.size_N), order, site)
+            expected_R = self.expected(part, counted_N, order, site)
             for row, total in enumerate(expected_R.tolist()):
                 if total > 0:
                     sum_D = float(trained.weight[part][row]) * change_RD[row]

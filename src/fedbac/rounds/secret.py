@@ -28,9 +28,12 @@ def sums_only(
     if common is not None:
         link, parts = common.clients, experiment.method.personalization.parts
         kept = tuple(part for part, spec in parts.items() if spec.scope == "client")
-        if (privacy := experiment.method.privacy) is not None:  # clients count as fewer examples: a finer scale
-            secret = replace(secret, fixed=Scale.of(rule.bound, int(privacy.counted(site.size_N).sum())))
-        training = replace(secret, sends=tuple(sorted(link.passing["up"])), twins=link.twins, kept=kept)
+        counted_N, privacy = experiment.method.counted(site.size_N), experiment.method.privacy
+        if privacy is not None:
+            counted_N = privacy.counted(counted_N)
+        if counted_N.sum() < site.size_N.sum():  # a finer scale
+            training = replace(secret, fixed=Scale.of(rule.bound, int(counted_N.sum())))
+        training = replace(training, sends=tuple(sorted(link.passing["up"])), twins=link.twins, kept=kept)
     traffic = Ledger()
     try:
         request = next(work)

@@ -37,22 +37,25 @@ def rows_at(method: Method, site: Site, held: Mapping[str, SiteRows], report: Tr
     weight, trained = {}, {}
     for part, own in held.items():
         trained[part] = report.weight[part].astype(np.float64)
-        all_R = np.bincount(own.row_N, weights=site.size_N, minlength=own.owner_R.size).astype(np.float64)
+        counted_N = method.counted(site.size_N)
+        all_R = np.bincount(own.row_N, weights=counted_N, minlength=own.owner_R.size).astype(np.float64)
         weight[part] = counted(method, trained[part], all_R)
     return Rows(report.bank, {part: own.owner_R for part, own in held.items()}, weight, trained)
 
 
 def counted(method: Method, trained_R: FloatArray, all_R: FloatArray) -> FloatArray:
-    """Return what rows count above: by the examples that trained them, or by all of their clients'."""
+    """Return what rows count above: as the clients that trained them, or as all of their clients."""
     weight_R = {"total": all_R, "selected": trained_R, "uniform": np.ones_like(all_R)}[method.cloud_weight]
     return np.where(trained_R > 0, weight_R, 0.0)
 
 
-def examples(part: str, num_owners: int, sites: Sequence[Site], held: Sequence[Mapping[str, SiteRows]]) -> FloatArray:
-    """Return, by owner of a part, the examples of all its clients at some sites."""
+def whole(
+    method: Method, part: str, num_owners: int, sites: Sequence[Site], held: Sequence[Mapping[str, SiteRows]]
+) -> FloatArray:
+    """Return, by owner of a part, what all its clients at some sites count."""
     all_K = np.zeros(num_owners)
     for site, own in zip(sites, held, strict=True):
-        np.add.at(all_K, own[part].owner_R[own[part].row_N], site.size_N)
+        np.add.at(all_K, own[part].owner_R[own[part].row_N], method.counted(site.size_N))
     return all_K
 
 
@@ -210,7 +213,7 @@ class Nodes:
         below: Below,
         owner_C: Sequence[Mapping[str, IntArray]],
         size_C: IntArray,
-        examples_K: Sequence[Mapping[str, FloatArray]],
+        whole_K: Sequence[Mapping[str, FloatArray]],
         state: Sequence[NodeState],
         waiting: Sequence[InTransit],
         parts: Parts,
@@ -220,7 +223,7 @@ class Nodes:
     ) -> None:
         self.experiment, self.method, self.height, self.does = experiment, experiment.method, height, height.does
         self.link, self.below, self.owner_C, self.size_C = link, below, owner_C, size_C
-        """Its nodes' link upwards; the tier below; and of its children the owners of what they hold, and examples."""
+        """Its nodes' link upwards; the tier below; and of its children the owners of what they hold, and sizes."""
         self.names, self.moment = names, moment
         """The weights that owners step with."""
         self.moving, self.num_classes = moving_parts(self.method.personalization, moment), num_classes
@@ -230,8 +233,8 @@ class Nodes:
             {part: np.unique(np.concatenate([owner_C[c][part] for c in self.children[n]])) for part in owner_C[0]}
             for n in nodes
         ]
-        """By node, the owners of what its children hold, and below the examples of the clients of each."""
-        self.all = [{part: examples_K[n][part][owner_R] for part, owner_R in self.owner[n].items()} for n in nodes]
+        """By node, the owners of what its children hold, and below what the clients of each count."""
+        self.all = [{part: whole_K[n][part][owner_R] for part, owner_R in self.owner[n].items()} for n in nodes]
         held = [{part: SiteRows(owner_R, NOBODY) for part, owner_R in own.items()} for own in self.owner]
         self.memories = [Remembered(mine.links, own) for mine, own in zip(state, held, strict=True)]
         self.steps = [dict(mine.steps) for mine in state]
@@ -428,7 +431,7 @@ class Tree:
     def __init__(
         self, experiment: Experiment, leaves: Leaves, links: Mapping[Tier, Link], state: State, moment: Moment
     ) -> None:
-        scheme, sites, held = experiment.method.personalization, leaves.sites, leaves.held
+        method, sites, held = experiment.method, leaves.sites, leaves.held
         self.leaves = leaves
         self.tiers: list[Nodes] = []
         below: Below = self.leaves
@@ -438,12 +441,12 @@ class Tree:
         sent: Sequence[InTransit]
         columns = zip(experiment.heights, experiment.link_names[2:], state.nodes, state.sent[:-1], strict=True)
         for height, above, mine, sent in columns:
-            shared = [part for part, spec in scheme.parts.items() if spec.scope in PASSES[height.name]]
+            shared = [part for part, spec in method.personalization.parts.items() if spec.scope in PASSES[height.name]]
             owner_C = [{part: own[part] for part in shared} for own in owner_C]
             node_M = height.parent_C[node_M]
-            examples_K = [
+            whole_K = [
                 {
-                    part: examples(part, trees.count(state.parts[part]), *_among(node_M == n, sites, held))
+                    part: whole(method, part, trees.count(state.parts[part]), *_among(node_M == n, sites, held))
                     for part in shared
                 }
                 for n in range(height.num_nodes)
@@ -455,7 +458,7 @@ class Tree:
                 below,
                 owner_C,
                 size_C,
-                examples_K,
+                whole_K,
                 mine,
                 sent or [nothing_sent(state.parts, shared)] * height.num_nodes,
                 state.parts,

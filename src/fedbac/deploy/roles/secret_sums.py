@@ -95,9 +95,10 @@ class SecretSums:
         told = told_in_training(trained.loss_C[0], None if trained.epoch_CE is None else trained.epoch_CE[0])
         rng = rounding(experiment.seed, request.round, request.edge_round, holder.number)
         fixed: Scale = said["fixed"]
-        size, privacy = holder.data.size("train"), experiment.method.privacy
-        weight = size if privacy is None else int(privacy.counted(np.array([size]))[0])
-        return fixed.words(change, told, weight, rule.bound, rng), work_of(request, fixed, holder.terms)
+        counted, privacy = experiment.method.counted(np.array([holder.data.size("train")])), experiment.method.privacy
+        if privacy is not None:
+            counted = privacy.counted(counted)
+        return fixed.words(change, told, int(counted[0]), rule.bound, rng), work_of(request, fixed, holder.terms)
 
     def _measured(self, said: Mapping[str, Any]) -> tuple[Words, bytes]:
         request, measured = self.holder.evaluate(decode(said["payload"], ("evaluate",)))
