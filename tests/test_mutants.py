@@ -35,6 +35,7 @@ REJOINED = "tests/deploy/test_restarts.py::test_what_a_client_said_before_it_rej
 ROLLBACK = "tests/deploy/test_rollback.py"
 OLD_BACKUP = "test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing"
 LOST_STATE = "test_a_site_that_lost_its_state_stops_the_run_until_it_is_back"
+OF_REGIONS = "tests/deploy/test_tiers.py::test_rounds_are_those_of_the_simulator"
 NEVER_CHOSEN = "tests/deploy/test_roles.py::test_three_rounds_are_those_of_the_simulator"
 
 ROOM = "tests/engines/test_chunks.py::test_corrections_which_belong_to_no_network_take_as_much_room_as_one"
@@ -47,6 +48,24 @@ MUTANTS = {
     "a site at which nobody starts loses what clients left out": Mutant(
         "rounds/privacy.py", "        left=dict(average.left),\n", "",
         "tests/identity/test_clocks.py::test_an_edge_at_which_nobody_can_start_keeps_what_clients_left_out",
+    ),
+    "an edge that its region did not select is asked for networks of the round": Mutant(
+        "deploy/roles/edges.py", "if own and (not self.charter.experiment.heights or order.site in self.averaged):",
+        "if own:", f"{OF_REGIONS}[what edges trained is measured, where they did]",
+    ),
+    "an edge that its region had not selected forgot what its clients have": Mutant(
+        "deploy/roles/edge.py",
+        " or (experiment.heights and not self.clients.expected.get(EDGE, Expected()).trained)", "",
+        f"{OF_REGIONS}[edges whose clients have the first networks until they are selected]",
+    ),
+    "an edge that its region did not select has lost its state": Mutant(
+        "deploy/roles/history.py", " for m, age in ages.items() if selected[m]}", " for m, age in ages.items()}",
+        "tests/deploy/test_tiers.py::test_whoever_is_killed_at_any_point_gets_the_same_numbers"
+        "[a head that an edge keeps, which is not always selected]",
+    ),
+    "tiers that were looked at cannot be compared": Mutant(
+        "config/tiers.py", "@dataclass(frozen=True, eq=False)", "@dataclass(frozen=True)",
+        "tests/unit/test_topology.py::test_experiments_are_alike_whoever_has_looked_at_their_tiers",
     ),
     "a site that was not asked has no answers": Mutant(
         "rounds/tiers.py", 'whole.readings or (float("nan"),) * len(order.readings)', "whole.readings",

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from fedbac.config.experiment import Experiment
 from fedbac.config.explain import parse
 from fedbac.deploy.pki.kits import FederationFolder, Kit
+from fedbac.deploy.roles.edge import REGIONS_AT_CLOUD
 from tests.test_cli import Shell
 
 SIZES = ["--edges", "2", "--clients", "2,3"]
@@ -52,6 +53,17 @@ def test_init_and_show(fedbac: Shell, tmp_path: Path) -> None:
     assert [line.split()[0] for line in shown[1:]] == list(folder.config.sites())
     assert re.fullmatch(r"edge-1 +127\.0\.0\.1:8445 +[\d-]{10} +90 +good *", shown[5])
     assert len(shown[1]) < 80
+
+
+def test_regions_are_the_clouds_work_and_a_new_edge_moves_nobody_to_another(fedbac: Shell, tmp_path: Path) -> None:
+    words = ["--method", "hierfavg", "--set", "task.tiers=[2]"]
+    said = fedbac("federation", "init", "h", "--edges", "3", "--clients", "1", *words)
+    assert REGIONS_AT_CLOUD in said
+    fedbac("federation", "add", "h")
+    before = (tmp_path / "h" / "federation.yaml").read_bytes()
+    assert "task.tiers: with 5 edges instead of 4, some would belong to another region" in refused(fedbac, "add", "h")
+    assert (tmp_path / "h" / "federation.yaml").read_bytes() == before
+    fedbac("federation", "add", "h", "--edge", "0")
 
 
 def test_the_experiment_is_a_file_that_show_and_run_take(fedbac: Shell, tmp_path: Path) -> None:

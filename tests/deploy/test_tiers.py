@@ -26,6 +26,7 @@ from tests.deploy.in_memory import MemoryFederation
 from tests.deploy.small import Small, small
 from tests.deploy.test_bytes import HEAD
 from tests.deploy.test_members import changed, take
+from tests.deploy.test_privacy import LOOSE, same_secrets
 from tests.deploy.test_roles import LINKS, PERSIST, same
 from tests.support import Record, without
 
@@ -43,13 +44,14 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "regions that select edges": ("fed-bac", TWO, TWICE, HALF),
     "regions that select edges, and links that compress": ("hierfavg", TWO, TWICE, HALF, *REGION_LINKS),
-    "a head that an edge keeps, which is not always selected": ("fedper-edges", TWO, TWICE, HALF),
+    "edges whose clients have the first networks until they are selected": ("hierfavg", TWO, HALF, LINKS[1]),
+    "a head that an edge keeps, which is not always selected": ("fedper-edges", TWO, HALF),
     "what clients keep": ("ditto", TWO, TWICE, PERSIST),
     "momentum that clients keep, of edges that are selected": ("hierfavg", TWO, TWICE, HALF, PERSIST),
     "a head that a region keeps": ("fedper-edges", TREE, "method.personalization.owner=region"),
     "clients in clusters": ("ifca-edges", TREE, "method.unit=client", "method.clustering.period=1"),
     "what edges trained is measured, where they did": (
-        "fed-bac", TWO, HALF, "method.clustering.period=1", "method.clustering.num_clusters=2",
+        "fedbac-plus-2", TWO, HALF, "method.clustering.period=1", "method.clustering.alone_steps=1",
     ),
     "two rounds of edges in each of two": ("ditto", TWO, TWICE, "method.topology.edge_rounds=2"),
 }  # fmt: skip
@@ -71,11 +73,27 @@ def test_sums_in_secret_below_regions_are_those_of_the_simulator(tmp_path: Path)
     same(small("hierfavg", TWO, TWICE, *sums, counts=(3, 3, 3, 3)), tmp_path, global_too=True)
 
 
+@pytest.mark.parametrize("where", first(1, ["clients", "edge"]))
+def test_privacy_below_regions_is_that_of_the_simulator_and_nothing_is_spent_twice(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each average of an edge is an answer of its own; one that is asked for again is the same."""
+    privacy = ("method.privacy.noise_multiplier=1", LOOSE, f"method.privacy.where={where}")
+    tiny = small("hierfavg", TREE, TWICE, *privacy, counts=(2, 2, 2, 2), rounds=2)
+    same_secrets(monkeypatch, tiny)
+    expected = tiny.simulated().records
+    federation = tiny.federation(tmp_path)
+    assert killed(federation, tmp_path / "run", 3) == 3
+    federation = tiny.federation(tmp_path)
+    assert without(finish(federation.play_on(tmp_path / "run")).records) == without(expected)
+    assert expected[-1]["epsilon"] > expected[0]["epsilon"] > 0
+
+
 # ------------------------------------------------------------------------------------------------ whoever is killed
 
 
-ORDERS = 2 * 2
-"""Of two rounds of the cloud, with two of regions or countries in each."""
+ORDERS = 4
+"""Of a run: one in each round of the cloud, or two."""
 
 
 class KilledError(Exception):
@@ -114,7 +132,7 @@ def killed(federation: MemoryFederation, folder: Path, at: int) -> int:
 )
 def test_whoever_is_killed_at_any_point_gets_the_same_numbers(case: str, tmp_path: Path) -> None:
     """The cloud before each of its orders, also between two of one round; everybody else with it, every other time."""
-    tiny = tree(case, rounds=2)
+    tiny = tree(case, rounds=ORDERS // tree(case).experiment.edge_rounds)
     whole = tiny.federation(tmp_path / "whole").run().records
     for at in range(1, ORDERS):
         federation = tiny.federation(tmp_path / str(at))
