@@ -35,7 +35,7 @@ OWNERS = {
     "fedavg-ft": ("cluster",),
     "ifca-edges": ("cluster",),
     "fed-bac": ("cloud", "cluster"),
-    "fedbac-plus-2": ("cluster",),
+    "fedfork": ("cluster",),
 }
 """Who owns adapters, by the preset whose other choices a method has."""
 BATCH = 4
@@ -66,7 +66,7 @@ def choices(name: str, clusters: int) -> Method:
         again = {"period": 1} if name == "ifca-edges" else {"period": 5}
         clustering = preset.clustering.model_dump() | {"num_clusters": clusters, "start_labels": "round_robin"} | again
         changed["clustering"] = clustering
-    if name == "fedbac-plus-2":  # in 20 rounds of four steps all acts sooner than in its own hundreds
+    if name == "fedfork":  # in 20 rounds of four steps all acts sooner than in its own hundreds
         changed["clustering"] = preset.clustering.model_dump() | {"period": 4}
         changed["sharing"] = preset.sharing.model_dump() | {"period": 4}
     return Method.model_validate(preset.model_dump() | changed)
