@@ -61,7 +61,7 @@ MUTANTS = {
     "an edge that its region did not select has lost its state": Mutant(
         "deploy/roles/history.py", " for m, age in ages.items() if selected[m]}", " for m, age in ages.items()}",
         "tests/deploy/test_tiers.py::test_whoever_is_killed_at_any_point_gets_the_same_numbers"
-        "[a head that an edge keeps, which is not always selected]",
+        "[a head that an edge keeps, which is not always selected-3]",
     ),
     "tiers that were looked at cannot be compared": Mutant(
         "config/tiers.py", "@dataclass(frozen=True, eq=False)", "@dataclass(frozen=True)",
