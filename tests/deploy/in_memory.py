@@ -171,7 +171,8 @@ class MemoryFederation:
         who = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped)
         rest = (*who, records, anyway, moved, declined)
         kind = RemoteClients if self.experiment.method.topology.tiers == 2 else RemoteEdges
-        self.remote = kind(self.folder / "state" / "cloud", *rest)
+        before, self.remote = self.remote, kind(self.folder / "state" / "cloud", *rest)
+        self.remote.take_over(before)
         return self.remote
 
     def play_on(self, folder: Path, refreshed: Sequence[str] = ()) -> Generator[dict[str, Any], None, StoredRun]:

@@ -15,7 +15,7 @@ from fedbac.deploy.protocol.messages import read_measured
 from fedbac.deploy.protocol.wire import Message, decode
 from fedbac.deploy.roles import edges
 from fedbac.deploy.roles.edges import Interruption, RemoteEdges
-from fedbac.deploy.roles.enrolment import Enrolled, check_deployable
+from fedbac.deploy.roles.enrolment import Enrolled, check_deployable, stored
 from fedbac.engines import Simulator
 from fedbac.errors import ConfigError
 from fedbac.federation import assemble
@@ -273,6 +273,28 @@ def test_an_edge_that_comes_late_need_not_have_kept_what_the_cloud_asks_about(
     assert [record["edge_ages"] for record in records[:3]] == [[0], [0], [2]]
     assert "no answer" not in caplog.text
     remote.close()
+
+
+def test_an_edge_at_work_goes_on_while_another_one_joins(tmp_path: Path) -> None:
+    """Edge 1 begins in round 1; edge 2 joins after it, and the answer counts in round 3."""
+    two_of_three = ("method.cloud_clock.kind=buffered", "method.cloud_clock.share=0.7")
+    tiny = small("hierfavg", SLOW[0], *two_of_three, rounds=4, counts=(1, 1, 1))
+    federation, asked = tiny.federation(tmp_path, start_after=1e-9), list[tuple[str, int]]()
+    federation.cloud.lost = {"edge-2"}
+    comes = {("edge-1", 1): 3, ("edge-0", 3): 4}
+    gated(federation, lambda name, round_: comes.get((name, round_), 0), asked)
+    playing = federation.play_on(tmp_path / "run")
+    records = [next(playing)]
+    federation.cloud.lost = set()
+    records += list(playing)
+    last = stored(tmp_path / "run")
+    assert last is not None
+    assert last.charter.epoch == 2
+    assert ("edge-2", 2) in asked
+    assert asked.count(("edge-1", 1)) == 1
+    assert ("edge-1", 2) not in asked
+    ages = [dict(zip(record["edges_back"], record["edge_ages"], strict=True)) for record in records]
+    assert [age.get(1) for age in ages[:3]] == [None, None, 2]
 
 
 def test_who_has_left_is_not_waited_for(tmp_path: Path) -> None:

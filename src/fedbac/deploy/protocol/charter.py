@@ -169,6 +169,11 @@ class Charter:
         """The edges of which a client takes part; the places of others are empty, or not taken yet."""
         return tuple(m for m, own in enumerate(self.clients) if any(self.names[c] in self.commitments for c in own))
 
+    def at(self, edge: int) -> dict[str, str]:
+        """Return the commitments of an edge and its clients, by name."""
+        name = edge_name(edge)
+        return {one: said for one, said in self.commitments.items() if one == name or one.startswith(f"{name}-")}
+
     @cached_property
     def id(self) -> str:
         """Its hash."""

@@ -140,7 +140,8 @@ class Cloud:
         anyway, moved = self.accept_rollback, self.kit.site.members.moved
         rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, anyway, moved, declined)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
-        self.remote = (RemoteClients if flat else RemoteEdges)(self._state, *rest)
+        before, self.remote = self.remote, (RemoteClients if flat else RemoteEdges)(self._state, *rest)
+        self.remote.take_over(before)
         return self.remote
 
     @property

@@ -201,6 +201,9 @@ class Remote:
         _, reasons = self.caller.ask(messages, self.patience)
         self.silences.note(messages, reasons, f"the models of round {models.round}: ")
 
+    def take_over(self, before: "Remote | None") -> None:
+        """Nothing to go on with: nobody is at work when a charter ends."""
+
     def close(self) -> None:
         """Nothing to release: links belong to whoever made them."""
 
@@ -267,6 +270,12 @@ class RemoteEdges(Remote):
     def at_work(self) -> frozenset[str]:
         """The edges that have yet to answer."""
         return frozenset(map(edge_name, self.under_way.working))
+
+    def take_over(self, before: Remote | None) -> None:
+        """Go on waiting for edges that are at work under the charter before this one, whose members it leaves alone."""
+        if isinstance(before, RemoteEdges) and before.charter.epoch < self.charter.epoch:
+            same = [m for m in before.charter.members if before.charter.at(m) == self.charter.at(m)]
+            self.under_way.take_over(before.under_way, same)
 
     def busy(self, round_: int) -> frozenset[int]:
         """Return the sites that, as a round begins, have yet to answer an order of an earlier one."""

@@ -4,7 +4,7 @@ An answer is on the disk from when it comes until the round is over that counts 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -82,6 +82,10 @@ class UnderWay:
         """By site, what has come; until the next round begins, as this one may be played again."""
         self.working: dict[int, tuple[TrainOrder, bytes, Future[Heard]]] = {}
         self._pool = ThreadPoolExecutor(max(workers, 1), "edge")
+
+    def take_over(self, other: "UnderWay", sites: Collection[int]) -> None:
+        """Wait for those of some sites whom another one waited for."""
+        self.working = {m: work for m, work in other.working.items() if m in sites}
 
     def begin(self, round_: int) -> None:
         """Begin a round, be it again: what counted before counts no more."""
