@@ -135,7 +135,8 @@ def proportions(rng: Rng, num_groups: int, num_classes: int, concentration: floa
         gamma_GC -= gamma_GC.max(1, keepdims=True)
         gamma_GC -= np.log(np.exp(gamma_GC).sum(1, keepdims=True))
     share_GC: FloatArray = np.exp(gamma_GC - gamma_GC.max(0))
-    return share_GC / share_GC.sum(0)
+    share_GC /= share_GC.sum(0)
+    return share_GC
 
 
 def _draw(
