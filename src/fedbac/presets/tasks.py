@@ -27,18 +27,32 @@ SCHOOLS = (
 """Of every authority in ``chem97``."""
 
 
-def _characters(dataset: str, num_edges: int, clients: int | tuple[int, ...], targets: tuple[float, ...]) -> Task:
-    """Return a task of text: the next character from a few before it."""
+def _natural(
+    dataset: str,
+    num_edges: int,
+    clients: int | tuple[int, ...],
+    targets: tuple[float, ...],
+    hidden: int,
+    batch_size: int,
+    learning_rate: float,
+    epochs: int = 1,
+) -> Task:
+    """Return a task whose data tell who holds what, with a small perceptron."""
     return Task(
         dataset=dataset,
         num_edges=num_edges,
         clients_per_edge=clients,
         rounds=30,
         partition=Partition(natural=True),
-        network=Perceptron(hidden=(64,)),
-        training=Training(epochs=1, batch_size=16, learning_rate=0.1),
+        network=Perceptron(hidden=(hidden,)),
+        training=Training(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate),
         targets=targets,
     )
+
+
+def _characters(dataset: str, num_edges: int, clients: int) -> Task:
+    """Return a task of text: the next character from a few before it."""
+    return _natural(dataset, num_edges, clients, (0.35, 0.4, 0.45), hidden=64, batch_size=16, learning_rate=0.1)
 
 
 TASKS: dict[str, Task] = {
@@ -60,8 +74,8 @@ TASKS: dict[str, Task] = {
     ),
     "fashion-mnist-mini": Task(rounds=50),
     "planted": Task(num_edges=20, clients_per_edge=5, rounds=40, partition=PLANTED, targets=(0.5, 0.6, 0.7)),
-    "udhr": _characters("udhr", 32, 4, targets=(0.35, 0.4, 0.45)),
-    "udhr-varieties": _characters("udhr-varieties", 24, 4, targets=(0.35, 0.4, 0.45)),
+    "udhr": _characters("udhr", 32, 4),
+    "udhr-varieties": _characters("udhr-varieties", 24, 4),
     "udhr-smollm2": Task(
         dataset="udhr-smollm2",
         num_edges=32,
@@ -75,7 +89,7 @@ TASKS: dict[str, Task] = {
         ),
         targets=(0.3, 0.35, 0.4),
     ),
-    "shakespeare": _characters("shakespeare", 16, 8, targets=(0.35, 0.4, 0.45)),
+    "shakespeare": _characters("shakespeare", 16, 8),
     "glyphs": Task(
         dataset="glyphs",
         num_edges=40,
@@ -85,36 +99,9 @@ TASKS: dict[str, Task] = {
         training=Training(epochs=3, batch_size=8, learning_rate=0.05),
         targets=(0.5, 0.6, 0.7),
     ),
-    "flights": Task(
-        dataset="flights",
-        num_edges=51,
-        clients_per_edge=AIRPORTS,
-        rounds=30,
-        partition=Partition(natural=True),
-        network=Perceptron(hidden=(32,)),
-        training=Training(epochs=1, batch_size=16, learning_rate=0.05),
-        targets=(0.54, 0.56, 0.58),
-    ),
-    "insteval": Task(
-        dataset="insteval",
-        num_edges=14,
-        clients_per_edge=LECTURERS,
-        rounds=30,
-        partition=Partition(natural=True),
-        network=Perceptron(hidden=(32,)),
-        training=Training(epochs=1, batch_size=16, learning_rate=0.02),
-        targets=(0.26, 0.28, 0.3),
-    ),
-    "chem97": Task(
-        dataset="chem97",
-        num_edges=44,
-        clients_per_edge=SCHOOLS,
-        rounds=30,
-        partition=Partition(natural=True),
-        network=Perceptron(hidden=(32,)),
-        training=Training(epochs=2, batch_size=8, learning_rate=0.05),
-        targets=(0.36, 0.38, 0.4),
-    ),
+    "flights": _natural("flights", 51, AIRPORTS, (0.54, 0.56, 0.58), hidden=32, batch_size=16, learning_rate=0.05),
+    "insteval": _natural("insteval", 14, LECTURERS, (0.26, 0.28, 0.3), hidden=32, batch_size=16, learning_rate=0.02),
+    "chem97": _natural("chem97", 44, SCHOOLS, (0.36, 0.38, 0.4), hidden=32, batch_size=8, learning_rate=0.05, epochs=2),
     "noisy": Task(rounds=40, noise=Noise(), targets=(0.5, 0.6, 0.7)),
     "fashion-mnist": Task(dataset="fashion-mnist", rounds=100, targets=(0.7, 0.75, 0.8, 0.85)),
     "fashion-mnist-severe": Task(dataset="fashion-mnist", rounds=100, partition=SEVERE, targets=(0.6, 0.7, 0.8, 0.9)),
