@@ -20,7 +20,17 @@ from fedbac_paper.clocks import read
 
 GROUPS = 4
 CHANGE = Change(round=drift.ROUND, share=0.4)
-METHODS = ("fed-bac", "fedfork", "ifca-edges", "cfl-edges", "fl-hc-edges", "fedper-edges", "hierfavg", "local")
+METHODS = (
+    "fed-bac",
+    "fedfork",
+    "ifca-edges",
+    "cfl-edges",
+    "fl-hc-edges",
+    "feddrift-edges",
+    "fedper-edges",
+    "hierfavg",
+    "local",
+)
 
 
 def followed(method: str, seed: int) -> dict[str, Any]:

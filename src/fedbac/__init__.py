@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         NearestNeighbours, OneVoice, TrimmedMean)
     from fedbac.api import Playing, Run, Runs, compare, load, play, report, resume, run, sweep, tune, verify
     from fedbac.clocks import Asynchronous, Buffered, Deadline, Synchronous
-    from fedbac.clustering import (Agglomerative, CosineSplits, Fixed, GaussianRewards, KMeans, LinUCB, LowestLoss,
-        Merging)
+    from fedbac.clustering import (Agglomerative, CosineSplits, Drifting, Fixed, GaussianRewards, KMeans, LinUCB,
+        LowestLoss, Merging)
     from fedbac.config.changes import Change
     from fedbac.config.columns import (AGGREGATION, CLOCK, CLUSTERING, LINKS, PERSONALIZATION, SELECTION, SHARING,
         STEP, TOPOLOGY, Links)
@@ -55,13 +55,13 @@ __all__ = [
     "Alteration", "Apart", "Ask", "Assignment", "Asynchronous", "Augment", "Blend", "Bucketing", "Buffered",
     "CentredClipping", "Change", "CheckpointError", "Clip", "Codec", "ConfigError", "Contextual", "ControlVariates",
     "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "Deadline", "DeployError", "Directed", "Distill",
-    "DistillAdaptive", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation", "Evidence",
-    "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards", "GeometricMedian",
-    "Gram", "GroupCorrections", "Hierarchical", "InnerTier", "Interpolated", "KMeans", "Krum", "LateHead", "LatencyUCB",
-    "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB", "LowestLoss", "Mean",
-    "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment", "Momentum",
-    "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted", "OneVoice",
-    "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
+    "DistillAdaptive", "Drifting", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation",
+    "Evidence", "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards",
+    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "InnerTier", "Interpolated", "KMeans", "Krum",
+    "LateHead", "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB",
+    "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment",
+    "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted",
+    "OneVoice", "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
     "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError", "PowerOfChoice", "PredictTowardsMean", "Privacy",
     "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder", "RunFolderError", "RunInUseError", "Runs",
     "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound", "Start", "Statistic",
@@ -75,7 +75,7 @@ _HOMES = {
     "fedbac.aggregation": "Bucketing CentredClipping GeometricMedian Krum Mean Median MinimumDiameter "
     "NearestNeighbours OneVoice TrimmedMean",
     "fedbac.clocks": "Asynchronous Buffered Deadline Synchronous",
-    "fedbac.clustering": "Agglomerative CosineSplits Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
+    "fedbac.clustering": "Agglomerative CosineSplits Drifting Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
     "fedbac.config.changes": "Change",
     "fedbac.config.columns": "AGGREGATION CLOCK CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
     "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",

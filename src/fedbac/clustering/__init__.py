@@ -2,6 +2,8 @@
 
 from fedbac.clustering.bandit import LinUCB as LinUCB
 from fedbac.clustering.bandit import LinUCBState as LinUCBState
+from fedbac.clustering.drifting import Drifting as Drifting
+from fedbac.clustering.drifting import DriftState as DriftState
 from fedbac.clustering.loss import Fixed as Fixed
 from fedbac.clustering.loss import LowestLoss as LowestLoss
 from fedbac.clustering.merging import Merging as Merging

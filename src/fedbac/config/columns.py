@@ -15,7 +15,7 @@ TOPOLOGY = Choice(Topology, "fedbac.topology", "Hierarchical Flat")
 CLUSTERING = Choice(
     ClusterPolicy,
     "fedbac.clustering",
-    "Fixed LowestLoss LinUCB Merging CosineSplits Agglomerative KMeans GaussianRewards",
+    "Fixed LowestLoss LinUCB Merging Drifting CosineSplits Agglomerative KMeans GaussianRewards",
 )
 SELECTION = Choice(
     SelectionPolicy,

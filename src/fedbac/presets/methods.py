@@ -87,6 +87,8 @@ METHODS = {
     "cfl": Row(like="cfl-edges", **OF_CLIENTS, **ALIKE),
     "fl-hc-edges": Row(clustering="agglomerative", personalization="per_cluster"),
     "fl-hc": Row(like="fl-hc-edges", **OF_CLIENTS),
+    "feddrift-edges": Row(clustering="drifting", personalization="per_cluster"),
+    "feddrift": Row(like="feddrift-edges", **OF_CLIENTS),
     "fed-cam-edges": Row(
         clustering=EVERY_ROUND,
         selection={"kind": "random", "fraction": 0.8},

@@ -138,6 +138,22 @@ FL_HC_DIFFERENCES = (
         unpriced="the authors set a threshold by hand for each data set",
     ),
 )
+FEDDRIFT = "Jothimurugesan et al.: Federated Learning under Distributed Concept Drift, 2023"
+FEDDRIFT_SUMMARY = (
+    "A member whose lowest loss rises begins a cluster of its own, the others join the cluster of lowest loss, and "
+    "clusters merge, by complete linkage, where each network fits the other's data."
+)
+FEDDRIFT_DIFFERENCES = (
+    Difference(
+        "Losses are looked at every 5 rounds; originally once in every step of time, in which the data stay as they "
+        "are.",
+        unpriced="a task has no steps of time",
+    ),
+    Difference(
+        "δ = 0.1; members begin apart, as if all had drifted, and a new cluster with the network that its member had.",
+        unpriced=UNDEFINED,
+    ),
+)
 PFEDGRAPH = "Ye et al.: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
 PFEDGRAPH_SUMMARY = (
     "Every member starts from a mix of all networks and keeps near its direction. Shares grow with the data, and with "
@@ -388,6 +404,8 @@ NOTES: dict[str, Note] = {
             ),
         ),
     ),
+    "feddrift": _note(FEDDRIFT, FEDDRIFT_SUMMARY, *FEDDRIFT_DIFFERENCES, interpretation=True),
+    "feddrift-edges": _note(FEDDRIFT, "FedDrift on edges.", *FEDDRIFT_DIFFERENCES, EDGES, interpretation=True),
     "chpfl": _note(CHPFL, CHPFL_SUMMARY, *CHPFL_DIFFERENCES, interpretation=True),
     "chpfl-edges": _note(
         CHPFL, "CHPFL on edges.", *CHPFL_DIFFERENCES, Difference(EDGES.words, OF_CLIENTS[:1]), interpretation=True

@@ -16,6 +16,7 @@ CLUSTERING = {
     "gaussian_rewards": "Gaussian-weighted",
     "linucb": "LinUCB",
     "merging": "Merging",
+    "drifting": "Loss-based",
 }
 SELECTION = {
     "random": "Random",
