@@ -1,4 +1,4 @@
-"""One row of an artefact less another, seed by seed, for docs/fedfork.md and its history, decision 11.
+"""One row of an artefact less another, seed by seed, for docs/fedfork-why.md and its history, decision 11.
 
     python benchmarks/paired.py beyond fedbac-plus "additive, frozen singletons" [--seeds 3 4 5] [--results results]
 

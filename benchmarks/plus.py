@@ -1,4 +1,4 @@
-"""What docs/fedfork.md and decision 11 say of runs: one row per method, over its seeds.
+"""What docs/fedfork-why.md and decision 11 say of runs: one row per method, over its seeds.
 
     python benchmarks/plus.py FOLDER...        (folders of a sweep)
 

@@ -2,7 +2,8 @@
 
 docs/settings/, docs/methods.md, docs/methods/, docs/commands.md, docs/api*.md, docs/reproduce/, and the marked
 blocks of docs/settings.md, docs/deploy-data.md, docs/reproduce.md, docs/performance.md, docs/gpu.md,
-docs/million.md, docs/fedfork.md, docs/privacy.md, docs/methods/against-fluke.md and docs/first-run.md.
+docs/million.md, docs/fedfork.md, docs/fedfork-why.md, docs/privacy.md, docs/methods/against-fluke.md and
+docs/first-run.md.
 
 python tools/make_docs.py [--check]
 """
@@ -50,6 +51,7 @@ from fedbac.core.world import World
 from fedbac.deploy.settings import DeploySettings
 from fedbac.privacy import Privacy
 from fedbac_paper import (
+    ablation,
     against_fluke,
     clocks,
     compared,
@@ -413,6 +415,12 @@ def texts() -> dict[Path, str]:
             confirmed.table(ROOT / confirmed.KEPT),
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
         ),
+        DOCS / "fedfork-why.md": block(
+            DOCS / "fedfork-why.md",
+            ablation.rules(ROOT / ablation.KEPT),
+            ablation.blends(ROOT / ablation.KEPT),
+            ablation.sums(ROOT / ablation.KEPT),
+        ),
         DOCS / "confirmed.csv": comma_separated(confirmed.numbers(ROOT / confirmed.KEPT)),
         DOCS / "rivals.csv": comma_separated(rivals.best_points(shown)),
         DOCS / "drift.md": block(DOCS / "drift.md", drift.table(RESULTS / "drift" / "planted.jsonl")),
@@ -457,6 +465,7 @@ def stale() -> list[Path]:
     drawn_from = {ROOT / demo.FIGURE: ROOT / demo.KEPT}
     if confirmed.missing(ROOT / confirmed.KEPT) == 0:
         drawn_from[ROOT / confirmed.FIGURE] = ROOT / confirmed.KEPT
+    drawn_from[ROOT / ablation.FIGURE] = ROOT / ablation.KEPT
     old += [drawn for drawn, kept_in in drawn_from.items() if kept_in.exists() and not marks.current(drawn, kept_in)]
     pictures = {DOCS / "images" / name: data for _, found in books().values() for name, data in found.items()}
     old += [path for path, data in pictures.items() if not path.exists() or path.read_bytes() != data]
@@ -479,6 +488,8 @@ def main() -> int:
         print("for the demo's figure: make demo && python -m fedbac_paper.demo runs/demo", file=sys.stderr)
     if str(confirmed.FIGURE) in old:
         print("for the rivals' figure: python -m fedbac_paper.confirmed", file=sys.stderr)
+    if str(ablation.FIGURE) in old:
+        print("for the figure of rules: python -m fedbac_paper.ablation", file=sys.stderr)
     return 1 if old else 0
 
 

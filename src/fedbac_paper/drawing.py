@@ -124,7 +124,11 @@ def line(look: Look, text: str) -> Line2D:
     return Line2D([], [], color=look.colour, lw=2, label=text)
 
 
-def differences(shown: Mapping[str, Sequence[tuple[str, float, float]]], margins: Mapping[str, float]) -> Figure:
+def differences(
+    shown: Mapping[str, Sequence[tuple[str, float, float]]],
+    margins: Mapping[str, float],
+    label: str = "points above the best rival",
+) -> Figure:
     """Draw a panel for each title: rows of a name, a difference and half of its interval; faint is what counts as 0."""
     figure, ((*axes,),) = panels(1, len(shown), 0.3 * max(map(len, shown.values())), top=0, left=2.2)
     for panel, (title, rows) in zip(axes, shown.items(), strict=True):
@@ -135,5 +139,5 @@ def differences(shown: Mapping[str, Sequence[tuple[str, float, float]]], margins
         panel.errorbar(mean, place, xerr=half, fmt="o", color=LOOKS["fed-bac"].colour, markersize=5, linewidth=1.5)
         panel.set_yticks(place, names if panel is axes[0] else [""] * len(names))
         panel.set_title(title, fontsize=canvas.TEXT, loc="left")
-        label_x(panel, "points above the best rival")
+        label_x(panel, label)
     return figure
