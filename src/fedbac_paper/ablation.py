@@ -7,7 +7,7 @@ draws the figure anew from results/fedfork/ablation.jsonl.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,9 +44,8 @@ def rules(file: Path) -> str:
     found = scores(file, "rules")
     lines = [[f"`{WHOLE}`", *(_mean(found, task, WHOLE) for task in found)]]
     lines += [[name, *(_cell(less(found, task, name, WHOLE)) for task in found)] for name in _names(found)]
-    return f"\n![What fedfork gains or loses without each rule]({FIGURE.relative_to('docs')})\n\n" + _table(
-        found, lines
-    )
+    picture = f"![What fedfork gains or loses without each rule]({FIGURE.relative_to('docs')})"
+    return f"\n{picture}\n\n{tables.table(['', *found], lines)}\n\n"
 
 
 def blends(file: Path) -> str:
@@ -57,7 +56,8 @@ def blends(file: Path) -> str:
     for rival in rivals:
         pairs = [[_mean(found, task, name) for name in (rival, rival + BLEND)] for task in found]
         lines.append([f"`{rival}`", *(" → ".join(pair) for pair in pairs)])
-    return "\n" + _table(found, lines)
+    heads = [f"{task}, seeds: {min(map(len, by.values()))}" for task, by in found.items()]
+    return f"\n{tables.table(['', *heads], lines)}\n\n"
 
 
 def sums(file: Path) -> str:
@@ -67,10 +67,11 @@ def sums(file: Path) -> str:
     forms = dict.fromkeys(name.rpartition(", ")[0] for by in found.values() for name in by)
     lines = [
         [f"{task}, {rate}", *(_mean(found, task, f"{form}, {rate}") for form in forms),
-         _cell(less(found, task, f"two networks, {rate}", f"one network, {rate}"))]
+         _cell(less(found, task, f"two networks, {rate}", f"one network, {rate}")),
+         str(len(found[task][f"one network, {rate}"]))]
         for task, rate in cases
     ]  # fmt: skip
-    return f"\n{tables.table(['network, learning rate', *forms, 'two − one'], lines)}\n\n"
+    return f"\n{tables.table(['network, learning rate', *forms, 'two − one', 'seeds'], lines)}\n\n"
 
 
 def draw(file: Path, figure: Path) -> None:
@@ -89,10 +90,6 @@ def _names(found: Scores) -> list[str]:
     return [name for name in dict.fromkeys(name for by in found.values() for name in by) if name != WHOLE]
 
 
-def _table(found: Scores, lines: Sequence[Sequence[str]]) -> str:
-    return f"{tables.table(['', *found], lines)}\n\n"
-
-
 def _mean(found: Scores, task: str, name: str) -> str:
     by_seed = found.get(task, {}).get(name, {})
     return f"{np.mean(list(by_seed.values())):.1f}" if by_seed else tables.NONE
@@ -101,7 +98,7 @@ def _mean(found: Scores, task: str, name: str) -> str:
 def _cell(one: Gap | None) -> str:
     if one is None:
         return tables.NONE
-    return f"{one.mean:+.1f}" + (f" ± {one.half:.1f}" if math.isfinite(one.half) else " (one seed)")
+    return f"{one.mean:+.1f}" + (f" ± {one.half:.1f}" if math.isfinite(one.half) else "")
 
 
 if __name__ == "__main__":

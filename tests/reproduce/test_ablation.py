@@ -35,12 +35,13 @@ def test_a_rule_is_worth_what_is_lost_without_it_seed_by_seed(file: Path) -> Non
     table = ablation.rules(file)
     assert "| `fedfork` | 60.0 | 90.0 |" in table
     assert "| no blend | -2.0 ± 2.5 | +0.0 ± 0.0 |" in table
-    assert "| one network | -10.0 (one seed) | – |" in table
+    assert "| one network | -10.0 | – |" in table
 
 
 def test_blends_and_sums_stand_beside_what_they_change(file: Path) -> None:
+    assert "|  | a, seeds: 3 |" in ablation.blends(file)
     assert "| `local` | 30.0 → 40.0 |" in ablation.blends(file)
-    assert "| LSTM, 0.5 | 40.0 | 39.0 | -1.0 ± 2.5 |" in ablation.sums(file)
+    assert "| LSTM, 0.5 | 40.0 | 39.0 | -1.0 ± 2.5 | 3 |" in ablation.sums(file)
 
 
 def test_the_figure_has_a_panel_for_each_task(file: Path, tmp_path: Path) -> None:
