@@ -16,7 +16,7 @@ ATTACKS = {
     "none": "nobody lies",
     **{name: f"`{name}`" for name in ("label_flip", "sign_flip", "gaussian", "alie", "min_max")},
 }
-SHOWN = ("mean", "nnm+trimmed", "one-voice+median")
+SHOWN = ("mean", "nnm+trimmed", "one-voice+median", "no-voice+trimmed-median-losses")
 """The rules in the table; the file has all."""
 NUMBERS = "liars.csv"
 Found = Mapping[tuple[str, str, str], Mapping[str, Any]]
