@@ -223,6 +223,23 @@ def test_below_a_quorum_the_whole_round_is_played_again(tmp_path: Path) -> None:
     assert [at for *at, name in heard if name == "edge-0"].count([2, 0]) == 2
 
 
+def test_a_round_in_which_nobody_answers_who_was_selected_is_played_again(tmp_path: Path) -> None:
+    """Edges that their regions did not select are there, but have no part in it."""
+    tiny = small("hierfavg", TWO, HALF, counts=COUNTS, rounds=3)
+    whole = tiny.federation(tmp_path / "whole").run().records
+    federation = tiny.federation(tmp_path, min_edges=1)
+    lost = {(2, 0): {"edge-1", "edge-2"}}
+    heard = orders_of(federation, lost)
+
+    def back(text: str) -> None:
+        lost.clear()
+        federation.cloud.lost = set()
+
+    federation.waited = back
+    assert without(federation.run().records) == without(whole)
+    assert [name for *at, name in heard if at == [2, 0]] == ["edge-1", "edge-2"] * 2
+
+
 # ------------------------------------------------------------------------------------------------ what is said
 
 

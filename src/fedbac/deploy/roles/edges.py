@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -453,11 +453,13 @@ class RemoteEdges(Remote):
         count = f"{len(here)} are there and deploy.min_edges is {self.min_edges}"
         return f"waiting for edges: {count}; missing: {', '.join(missing)}"
 
-    def _count(self, asked: Collection[str], reasons: Mapping[str, str]) -> None:
+    def _count(self, asked: Mapping[str, object], reasons: Mapping[str, str]) -> None:
         self.silences.note(asked, reasons, f"round {self.round}: ")
         for reason in reasons.values():
             self.history.refuse(reason)
         answered = len(self.members) - len(self.at_work) - len(reasons)
+        if self.members.keys() & asked.keys() <= reasons.keys():
+            answered = 0  # of those whom regions have selected; what the others would have said does not count
         waits = not self.charter.experiment.method.cloud_clock.holds
         if answered < (self.min_edges if waits else 1):
             broken = [name for name, why in reasons.items() if name in self.standing.back or BROKE_DOWN in why]
