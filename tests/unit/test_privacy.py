@@ -138,6 +138,15 @@ def test_without_noise_or_bound_it_is_the_plain_average(monkeypatch: pytest.Monk
         torch.testing.assert_close(flat(alike.end.parts), flat(plain.end.parts), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("where", ["edge", "clients"])
+def test_clients_that_count_alike_need_no_noise_for_more_examples(where: str) -> None:
+    """As none counts as more than one, whatever may be declared."""
+    one, many = (private(where=where, most_examples=most) for most in (1, 7))
+    expected, found = run(one), run(many, client_weight="uniform")
+    assert torch.equal(flat(found.end.parts), flat(expected.end.parts))
+    assert str(found.experiment.promise) == str(expected.experiment.promise)
+
+
 @pytest.mark.parametrize("selection", [fedbac.Random(), Poisson(fraction=0.5)], ids=["all", "poisson"])
 @pytest.mark.parametrize("scheme", [Shared(), Additive()], ids=["one part", "two parts"])
 def test_no_client_moves_the_sum_further_than_the_clip(scheme: Any, selection: Any) -> None:

@@ -302,6 +302,8 @@ class Experiment(Settings, defer_build=True):
         privacy, selection, rounds = self.method.privacy, self.method.selection, self.task.rounds
         if privacy is None:
             return None
+        if self.method.client_weight == "uniform":  # nobody counts as more than one example, nor needs more noise
+            privacy = privacy.model_copy(update={"most_examples": 1})
         each = [1 if privacy.bounds_clients else self.passes(Moment(t, rounds)) for t in range(1, rounds + 1)]
         queries = accumulate((self.edge_rounds * one for one in each), initial=0)
         # Whoever is drawn must take part, and nobody else: no shares that are too few, no dropping out, no deputies.
