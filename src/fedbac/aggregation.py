@@ -133,9 +133,7 @@ class Robust(Settings, ABC):
 
     kind: str
     needs: ClassVar[Literal["sum", "all"]] = "all"
-    before: Annotated[
-        tuple[Mixing, ...], Field(max_length=10), BeforeValidator(in_a_row), PlainSerializer(written)
-    ] = ()
+    before: Mixings = ()
     """First ``nnm``, ``bucketing``, ``one_voice``, a list of them, or nothing."""
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:

@@ -1,8 +1,11 @@
 """Clients in one batch of a frozen network come back with what each learns alone, whatever else is in the batch."""
 
 import logging
+from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from fedbac.data import Shards, toy
 from fedbac.federation import Federation
 from fedbac.local import BatchedTrainer, Examples, LoopTrainer, VmapTrainer, batched, make_trainer
 from fedbac.local.batched import BatchedStack
+from fedbac.local.vmapped import Stack
 from fedbac.losses import NextToken
 from fedbac.models import builder, weights
 from fedbac.networks import Transformer
@@ -147,6 +151,46 @@ def test_steps_replayed_on_a_gpu_are_those_of_clients_alone(
     monkeypatch.setattr(BatchedStack, "_losses", reading)
     learn_the_same(Adapters(owners=("cloud", "cluster"), rank=3), training, torch.device("cuda"))
     assert "no CUDA graphs of this network's steps" in caplog.text
+
+
+def test_where_memory_runs_out_it_is_said_and_graphs_are_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whoever trains takes fewer clients at once."""
+
+    def full(self: Stack, *args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    scheme = Adapters(owners=("cloud",), rank=3)
+    made = federation(scheme)
+    trainer = BatchedTrainer(made.network, scheme, made.examples, torch.device("cpu"))
+    trained(trainer, scheme, made)
+    assert isinstance(trainer.stack, BatchedStack)
+    monkeypatch.setattr(Stack, "advance", full)
+    monkeypatch.setattr(trainer.stack, "device", SimpleNamespace(type="cuda"))
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.stack.advance(0, trainer.stages[0], 1, 1)
+    assert trainer.stack.captured
+
+
+def test_a_step_whose_trial_fails_begins_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme = Adapters(owners=("cloud",), rank=3)
+    made = federation(scheme)
+    trainer = BatchedTrainer(made.network, scheme, made.examples, torch.device("cpu"))
+    trained(trainer, scheme, made)
+    stack = trainer.stack
+    assert stack is not None
+    for name in ("Stream", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    before = deepcopy([stack.step, stack.loss_sum, stack.parts])
+
+    def half() -> None:
+        stack.step += 1
+        stack.loss_sum += 1
+        next(iter(next(iter(stack.parts.values())).values())).add_(1)
+        raise RuntimeError("not here")
+
+    with pytest.raises(RuntimeError, match="not here"):
+        stack._capture(half)
+    torch.testing.assert_close([stack.step, stack.loss_sum, stack.parts], before, rtol=0, atol=0)
 
 
 def test_models_are_measured_as_each_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

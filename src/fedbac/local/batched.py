@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fedbac.core import trees
 from fedbac.core.parts import Params, Parts, Personalization, Stepping
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
-from fedbac.core.runtime import kernels, seeded, some_threads
+from fedbac.core.runtime import kernels, out_of_memory, seeded, some_threads
 from fedbac.local.batches import BatchTable
 from fedbac.local.examples import Examples
 from fedbac.local.loop import distilled
@@ -75,6 +75,8 @@ class BatchedStack(Stack):
                 super().advance(number, stage, active, largest)
                 return
             except RuntimeError as error:  # it asked the GPU for a value, say
+                if out_of_memory(error):
+                    raise
                 self.captured = False
                 reason = str(error).partition("\n")[0]
                 log.warning("no CUDA graphs of this network's steps, which makes small ones slower: %s", reason)

@@ -287,14 +287,16 @@ class Stack:
         drawn = generator.get_state()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self.step.copy_(saved[0])  # no trial may run past the last step: the schedule ends there
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        for tensor, value in zip(tensors, saved, strict=True):
-            tensor.copy_(value)
-        generator.set_state(drawn)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self.step.copy_(saved[0])  # no trial may run past the last step: the schedule ends there
+                    work()
+        finally:  # whoever takes the step otherwise begins where it began
+            torch.cuda.current_stream().wait_stream(side)
+            for tensor, value in zip(tensors, saved, strict=True):
+                tensor.copy_(value)
+            generator.set_state(drawn)
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         # Other threads may use the GPU meanwhile: what they do is no part of this graph, and no error.
