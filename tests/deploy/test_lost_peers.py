@@ -291,7 +291,7 @@ def test_enrolment_waits_for_everybody_and_says_for_whom(tmp_path: Path) -> None
 
 EDGE_LIES: dict[str, tuple[Callable[[Message], bytes], str]] = {
     "networks that are not finite": (filled(float("nan")), "not finite"),
-    "more examples than it has": (lambda m: again(m, report__weight__global=np.array([10**6])), "counts more examples"),
+    "more examples than it has": (lambda m: again(m, report__weight__global=np.array([10**6])), "counts more than all"),
     "fewer examples than none": (lambda m: again(m, report__weight__global=np.array([-5])), "or not from 0"),
     "a loss below zero": (lambda m: report(m, loss=-1e300), "impossible losses"),
     "losses beyond all measure": (
@@ -322,6 +322,16 @@ def test_an_edge_that_lies_is_absent(lie: str, tmp_path: Path, caplog: pytest.Lo
     (record,) = played(federation, enrolled)
     assert (record["absent"], record["selected"][0]) == ([0], [])
     assert reason in caplog.text
+
+
+def test_an_edge_whose_clients_count_alike_cannot_count_their_examples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the share that trained an owner steps, which would be many times all."""
+    federation = small("hierfavg", "method.client_weight=uniform", rounds=1).federation(tmp_path)
+    lies(federation, "edge-0", "trained", lambda m: again(m, report__weight__global=np.array([4])))
+    assert federation.run().records[0]["absent"] == [0]
+    assert "counts more than all clients of the edge" in caplog.text
 
 
 @pytest.mark.parametrize(

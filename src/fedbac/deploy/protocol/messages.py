@@ -245,9 +245,10 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
         like = replace(like, updates=charter.owners.only(bank, "cluster"))
     whole = unpacked(message, "report/bank", charter.codec(f"{charter.above}_up"), bank)
     report = _one(whole, "report", like)
+    most = int(charter.experiment.method.counted(site.size_N).sum())
     for part, weight_R in report.weight.items():
-        if max(weight_R.max(), weight_R.sum()) > site.size:  # of very many large numbers the sum may be negative
-            raise WireError(f"trained: report/weight/{part} counts more examples than the edge has")
+        if max(weight_R.max(), weight_R.sum()) > most:  # of very many large numbers the sum may be negative
+            raise WireError(f"trained: report/weight/{part} counts more than all clients of the edge")
     losses = {query.name: told_N for query, told_N in report.statistic_N.items()}
     squares = np.sqrt(losses.pop("square", np.zeros(0)))
     if not _possible(charter, report.loss, report.readings, squares, *losses.values()):
