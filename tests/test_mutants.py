@@ -63,6 +63,22 @@ MUTANTS = {
         "tests/deploy/test_tiers.py::test_whoever_is_killed_at_any_point_gets_the_same_numbers"
         "[a head that an edge keeps, which is not always selected-3]",
     ),
+    "a round of regions counts in which nobody answers who was selected": Mutant(
+        "deploy/roles/edges.py", "            answered = 0  #", "            pass  #",
+        "tests/deploy/test_tiers.py::test_a_round_in_which_nobody_answers_who_was_selected_is_played_again",
+    ),
+    "an edge whose clients count alike may count their examples": Mutant(
+        "deploy/protocol/messages.py", "int(charter.experiment.method.counted(site.size_N).sum())", "site.size",
+        "tests/deploy/test_lost_peers.py::test_an_edge_whose_clients_count_alike_cannot_count_their_examples",
+    ),
+    "clients that count alike get noise for many examples": Mutant(
+        "config/experiment.py", 'privacy.model_copy(update={"most_examples": 1})', "privacy",
+        "tests/unit/test_privacy.py::test_clients_that_count_alike_need_no_noise_for_more_examples",
+    ),
+    "memory that ran out is taken for a network that refuses graphs": Mutant(
+        "local/batched.py", "if out_of_memory(error):", "if False:",
+        "tests/trainers/test_batched.py::test_where_memory_runs_out_it_is_said_and_graphs_are_not_to_blame",
+    ),
     "tiers that were looked at cannot be compared": Mutant(
         "config/tiers.py", "@dataclass(frozen=True, eq=False)", "@dataclass(frozen=True)",
         "tests/unit/test_topology.py::test_experiments_are_alike_whoever_has_looked_at_their_tiers",

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "a head that a region keeps": ("fedper-edges", TREE, "method.personalization.owner=region"),
     "clients in clusters": ("ifca-edges", TREE, "method.unit=client", "method.clustering.period=1"),
     "what edges trained is measured, where they did": (
-        "fedbac-plus-2", TWO, HALF, "method.clustering.period=1", "method.clustering.alone_steps=1",
+        "fedfork", TWO, HALF, "method.clustering.period=1", "method.clustering.alone_steps=1",
     ),
     "two rounds of edges in each of two": ("ditto", TWO, TWICE, "method.topology.edge_rounds=2"),
 }  # fmt: skip
