@@ -18,12 +18,11 @@ from fedbac.files import make_folder, write_whole
 from fedbac.presets import tasks
 from fedbac.presets.methods import METHODS
 from fedbac.runs.store import StoredRun
-from fedbac_paper.measures import edges_of_rounds
 from fedbac_paper.tables import NONE, comma_separated
 
 TASK = "devices"
 NUMBERS = "compared.csv"
-KEPT = ("accuracy", "edge_min", "bytes_total", "simulated_seconds", "active_clusters", "seconds")
+KEPT = ("accuracy", "bytes_total", "simulated_seconds", "active_clusters", "seconds")
 OWN_KERNELS = ("native", "cuda-fused")
 MUCH = 5
 WHY_SLOW = {
@@ -43,7 +42,7 @@ def kept(runs: Sequence[StoredRun], before: Mapping[str, Any]) -> dict[str, Any]
             "settings": run.config["experiment"]["method"],
             "trainer": run.config["trainer"],
             "machine": run.config["machine"],
-            **{key: (run.summary | edges_of_rounds(run))[key] for key in KEPT},
+            **{key: run.summary[key] for key in KEPT},
         }
         for run in runs
     }
@@ -120,13 +119,12 @@ def rows(found: Mapping[str, Any], speed: Sequence[Mapping[str, Any]]) -> list[l
     from fedbac.report.table import duration, human_bytes, percent
 
     machines = (f"a round on {results['machine']}" for results in speed)
-    header = ["method", "accuracy (%)", "worst edge of each round (%)", "total bytes", "simulated time", "clusters"]
+    header = ["method", "accuracy (%)", "total bytes", "simulated time", "clusters"]
     ratios = [{row["method"]: row for row in results["methods"]} for results in speed]
     return [[*header, *machines]] + [
         [
             name,
             percent(row["accuracy"]),
-            percent(row["edge_min"]),
             human_bytes(row["bytes_total"]),
             duration(row["simulated_seconds"]),
             str(row["active_clusters"]),
