@@ -10,7 +10,7 @@ from fedbac.deploy.transports.base import Refusal
 from fedbac.errors import quoted
 from fedbac.version import __version__
 
-SPEAKS = 2
+SPEAKS = 3
 """The version of what is said between sites."""
 MOST = 4096
 """Bytes of a first word."""
