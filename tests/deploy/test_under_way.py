@@ -50,6 +50,13 @@ def simulated(tiny: Small) -> list[tuple[Record, State]]:
     return list(rounds(tiny.experiment, federation.sites, simulator, first))
 
 
+def joined(federation: MemoryFederation) -> tuple[Enrolled, RemoteEdges]:
+    enrolled = federation.enrol()
+    remote = federation.connect(enrolled)
+    assert isinstance(remote, RemoteEdges)
+    return enrolled, remote
+
+
 def deployed(enrolled: Enrolled, remote: RemoteEdges) -> Iterator[tuple[Record, State]]:
     first = start(enrolled.charter.experiment, enrolled.build, enrolled.sites)
     return rounds(enrolled.charter.experiment, enrolled.sites, remote, first)
@@ -90,9 +97,7 @@ def test_what_comes_as_late_as_in_a_simulation_counts_as_there(case: str, tmp_pa
     expected = simulated(tiny)
     assert any(max(record["edge_ages"]) > 0 for record, _ in expected)
     federation, asked = tiny.federation(tmp_path), list[tuple[str, int]]()
-    enrolled = federation.enrol()
-    remote = federation.connect(enrolled)
-    assert isinstance(remote, RemoteEdges)
+    enrolled, remote = joined(federation)
     gated(federation, timetable(expected), asked)
     found = list(deployed(enrolled, remote))
     keeps = {part for part, spec in tiny.experiment.method.personalization.parts.items() if spec.scope == "edge"}
@@ -110,9 +115,7 @@ def test_what_comes_as_late_as_in_a_simulation_counts_as_there(case: str, tmp_pa
 def test_who_is_at_work_is_asked_nothing_else(tmp_path: Path) -> None:
     tiny = small("hierfavg", *SLOW, rounds=4)
     federation = tiny.federation(tmp_path)
-    enrolled = federation.enrol()
-    remote = federation.connect(enrolled)
-    assert isinstance(remote, RemoteEdges)
+    enrolled, remote = joined(federation)
     gated(federation, lambda name, round_: 4 if name == "edge-1" else 0, [])
     records = [record for record, _ in deployed(enrolled, remote)]
     assert [record["edges_back"] for record in records] == [[0], [0], [0], [0, 1]]
@@ -202,9 +205,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again(damage: bytes, tmp_pat
 def test_an_edge_that_fails_is_nobody_s_reason_to_wait(tmp_path: Path) -> None:
     tiny = small("hierfavg", *ALL, rounds=3)
     federation = tiny.federation(tmp_path)
-    enrolled = federation.enrol()
-    remote = federation.connect(enrolled)
-    assert isinstance(remote, RemoteEdges)
+    enrolled, remote = joined(federation)
     played = deployed(enrolled, remote)
     next(played)
     federation.cloud.lost.add("edge-1")
@@ -229,9 +230,7 @@ def test_a_round_that_nobody_measured_waits_for_another_edge(
     tiny = small("hierfavg", *ASYNCHRONOUS, rounds=2)
     federation, repeated = tiny.federation(tmp_path), threading.Event()
     federation.waited, federation.most_said = lambda text: repeated.set(), 8
-    enrolled = federation.enrol()
-    remote = federation.connect(enrolled)
-    assert isinstance(remote, RemoteEdges)
+    enrolled, remote = joined(federation)
     answers = dict(federation.cloud.answers)
 
     def leaving(payload: bytes, gone: threading.Event) -> bytes:
@@ -264,9 +263,7 @@ def test_an_edge_that_comes_late_need_not_have_kept_what_the_cloud_asks_about(
     settings = ("method.clustering.period=1", "method.clustering.alone_steps=1")
     tiny = small("fedfork", *SLOW, *settings, rounds=4)
     federation = tiny.federation(tmp_path)
-    enrolled = federation.enrol()
-    remote = federation.connect(enrolled)
-    assert isinstance(remote, RemoteEdges)
+    enrolled, remote = joined(federation)
     comes = {("edge-1", 1): 3, ("edge-0", 3): 4}
     gated(federation, lambda name, round_: comes.get((name, round_), 0), [])
     records = [record for record, _ in deployed(enrolled, remote)]
@@ -301,9 +298,7 @@ def test_who_has_left_is_not_waited_for(tmp_path: Path) -> None:
     """A round ends with half of the edges that are members, not of the places that there are."""
     tiny = small("hierfavg", *SLOW, rounds=2)
     federation = tiny.federation(tmp_path)
-    enrolled = federation.enrol()
-    remote = federation.connect(enrolled)
-    assert isinstance(remote, RemoteEdges)
+    _, remote = joined(federation)
     assert remote.enough == 1
     remote.members = {f"edge-{m}": m for m in range(4)}
     assert remote.enough == 2
@@ -320,9 +315,7 @@ def test_who_is_busy_by_right_sits_no_round_out(tmp_path: Path) -> None:
     """As after a cloud was started again, whose edges still work at what it does not know of."""
     tiny = small("hierfavg", *ALL, rounds=3)
     federation = tiny.federation(tmp_path)
-    enrolled = federation.enrol()
-    remote = federation.connect(enrolled)
-    assert isinstance(remote, RemoteEdges)
+    enrolled, remote = joined(federation)
     call = federation.cloud.call
 
     def busy(messages: Any, deadline: float, *limit: int) -> Any:
