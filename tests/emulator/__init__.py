@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from ctypes import POINTER, c_uint, c_void_p
 from functools import lru_cache
 from importlib.resources import files
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fedbac.gpu.driver import Kernel, Lane, Turn, in_turn
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -34,6 +37,9 @@ class EmulatedModule:
         launch = getattr(self.library, f"launch_{kernel}")
         launch.argtypes = [POINTER(c_uint), c_uint, POINTER(c_void_p)]
         launch((c_uint * 3)(*grid), threads, ctypes.cast(arguments, POINTER(c_void_p)))
+
+    def launch_all(self, kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]) -> None:
+        in_turn(self.launch, kernels, lanes, turns)
 
 
 @lru_cache

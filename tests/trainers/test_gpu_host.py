@@ -1,5 +1,7 @@
 """What the GPU trainer does on the host, without a GPU: which networks it has judged on which examples."""
 
+import ctypes
+from ctypes import CFUNCTYPE, c_int32, c_uint, c_void_p
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from fedbac import native
 from fedbac.core import trees
 from fedbac.core.parts import Parts
 from fedbac.federation import Federation
 from fedbac.gpu import NetworkPlan
+from fedbac.gpu.driver import Kernel, Lane, in_turn, launches, pointers
 from fedbac.local import FusedTrainer, LoopTrainer, fused
 from fedbac.local.batches import LANES, Visits, VisitTable, shared_out
 from fedbac.local.fused import Workload
@@ -146,3 +150,33 @@ def test_layers_lie_side_by_side_in_the_kernels_layout() -> None:
     assert plan.inside(slice(ends[0], ends[2])) == slice(plan.convolutions[1].offset, plan.linears[1].offset)
     assert plan.inside(slice(ends[2], ends[3])) == slice(plan.linears[1].offset, plan.size)
     assert plan.inside(slice(0, 0)) == slice(0, 0)
+
+
+@pytest.mark.skipif(native.launcher() is None, reason=str(native.missing()))
+def test_kernels_started_in_one_call_are_those_started_one_by_one() -> None:
+    """In the same order, each with the step that its lane has then; and the first error ends it."""
+    rule, steps = c_int32(), [c_int32(), c_int32()]
+    lanes = [Lane(c_void_p(s), pointers([rule, step]), step) for s, step in zip((None, 7), steps, strict=True)]
+    kernels = [Kernel(c_void_p(11), 1, 2, 32, 0), Kernel(c_void_p(12), 3, 4, 64, 2**16)]
+    alone: list[tuple[Any, ...]] = []
+
+    def launch(kernel: c_void_p, grid: Any, threads: int, shared: int, stream: c_void_p, given: Any) -> None:
+        step = c_int32.from_address(given[1]).value
+        alone.append((kernel.value, *grid, threads, 1, 1, shared, stream.value, step, None))
+
+    def start(*given: Any) -> int:
+        *numbers, arguments, extra = given
+        step = c_int32.from_address((c_void_p * 2).from_address(arguments)[1] or 0).value
+        together.append((*numbers, step, extra))
+        return 9 if len(together) == fails_at else 0
+
+    turns = [(0, 0, 5), (1, 0, 6), (0, 1, 4)]
+    in_turn(launch, kernels, lanes, turns)
+    table, start_all = launches(kernels, lanes, turns), native.launcher()
+    assert start_all is not None
+    driver = CFUNCTYPE(c_int32, c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)(start)
+    for fails_at in (0, 3):
+        together: list[tuple[Any, ...]] = []
+        assert start_all(ctypes.cast(driver, c_void_p), table.ctypes.data, len(table)) == (9 if fails_at else 0)
+        assert together == alone[: fails_at or None]
+    assert [one[-2] for one in alone] == [0, 0, 0, 0, 1, 1]

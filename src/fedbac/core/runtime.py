@@ -69,6 +69,11 @@ def on_cpu() -> AbstractContextManager[object]:
     return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
+def exactly(device: str) -> AbstractContextManager[object]:
+    """End a caller's lower precision. It is asked for first: to end it makes torch count GPUs, which takes long."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 @contextmanager
 def sealed() -> Iterator[None]:
     """Compute as if nobody else had touched torch, and put everything back afterwards. What belongs to a thread is set
@@ -78,8 +83,8 @@ def sealed() -> Iterator[None]:
         _ONE_AT_A_TIME,
         torch.inference_mode(False),
         torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else nullcontext(),
+        exactly("cpu"),
+        exactly("cuda"),
         on_cpu(),
         np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"),
     ):

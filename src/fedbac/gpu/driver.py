@@ -1,13 +1,17 @@
 """Compile CUDA C++ at run time and launch it: the little of NVRTC and of the driver that is needed."""
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_int, c_int32, c_size_t, c_void_p, cast
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from fedbac import native
 
 MAX_DYNAMIC_SHARED_SIZE, MAX_SHARED_PER_BLOCK = 8, 97
 """The driver's attributes: of a kernel, to use more than 48 KiB of shared memory; of a device, how much more."""
@@ -30,6 +34,50 @@ def shared_limit() -> int:
     _check(driver, driver.cuDeviceGet(byref(device), torch.cuda.current_device()))
     _check(driver, driver.cuDeviceGetAttribute(byref(limit), MAX_SHARED_PER_BLOCK, device))
     return limit.value
+
+
+class Kernel(NamedTuple):
+    """A kernel, the blocks that it has for each row (y, z), its threads and bytes of shared memory."""
+
+    kernel: Any
+    y: int
+    z: int
+    threads: int
+    shared: int
+
+
+class Lane(NamedTuple):
+    """Where kernels run one after another: a stream, their arguments by ``pointers``, and the argument that counts."""
+
+    stream: c_void_p | None
+    arguments: Any
+    step: c_int32
+
+
+Turn = tuple[int, int, int]
+"""A lane, its step, and its rows at this step."""
+
+
+def in_turn(
+    launch: Callable[..., None], kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]
+) -> None:
+    """Start kernels by a call for each."""
+    for place, step, rows in turns:
+        lane = lanes[place]
+        lane.step.value = step
+        for kernel, y, z, threads, shared in kernels:
+            launch(kernel, (rows, y, z), threads, shared, lane.stream, lane.arguments)
+
+
+def launches(kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]) -> NDArray[np.int64]:
+    """Return what ``in_turn`` would start, as rows of numbers and addresses."""
+    each_K = [(one.kernel.value, one.y, one.z, one.threads, one.shared) for one in kernels]
+    each_L = [((s and s.value) or 0, ctypes.addressof(a), ctypes.addressof(step)) for s, a, step in lanes]
+    lane_T, step_T, rows_T = np.array(turns, dtype=np.int64).reshape(-1, 3).T[:, :, None]
+    kernel, y, z, threads, shared = np.array(each_K, dtype=np.int64).T[:, None]
+    stream, arguments, step = np.array(each_L, dtype=np.int64)[lane_T[:, 0]].T[:, :, None]
+    columns = np.broadcast_arrays(kernel, rows_T, y, z, threads, shared, stream, arguments, step, step_T)
+    return np.ascontiguousarray(np.stack(columns, -1).reshape(-1, len(columns)))
 
 
 class Module:
@@ -57,6 +105,14 @@ class Module:
         """Start a kernel; ``arguments`` is what ``pointers`` made."""
         launch = self._driver.cuLaunchKernel
         _check(self._driver, launch(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None))
+
+    def launch_all(self, kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]) -> None:
+        """In every turn start all kernels for a lane's rows at its step."""
+        if (start := native.launcher()) is None:
+            in_turn(self.launch, kernels, lanes, turns)
+            return
+        table = launches(kernels, lanes, turns)
+        _check(self._driver, start(cast(self._driver.cuLaunchKernel, c_void_p), table.ctypes.data, len(table)))
 
 
 def _check(driver: ctypes.CDLL, code: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from ctypes import Structure, c_float, c_int, c_int32, c_void_p
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.gpu.driver import Module, Streams, current_stream, pointers
-from fedbac.gpu.network import MAX_PARTS, Launch, NetworkPlan
+from fedbac.gpu.driver import Kernel, Lane, Module, Streams, current_stream, pointers
+from fedbac.gpu.network import MAX_PARTS, NetworkPlan
 from fedbac.local.batches import LANES, Visits, VisitTable
 from fedbac.local.examples import Examples, Losses, cells, kept, rates, shares
 from fedbac.local.networks import Fleet, NetworkTable, momenta, parts_of, present, shifts
@@ -233,9 +234,10 @@ class FusedTrainer:
         self.moves = [self._moves(stage) for stage in self.stages]
         self.streams = Streams(LANES, device)
         self.module = Module(plan.source)
-        self.kernels = {
-            launch.name: self.module.kernel(launch.name, launch.shared) for launch in [*plan.training, *plan.scoring]
-        }
+        self.training, self.scoring = (
+            [Kernel(self.module.kernel(one.name, one.shared), one.y, one.z, one.threads, one.shared) for one in some]
+            for some in (plan.training, plan.scoring)
+        )
         self.judge = self.module.kernel("judge")
         self.source = {
             split: ((pixels.float() if plan.float_pixels else pixels).contiguous(), labels.to(torch.int32))
@@ -325,12 +327,12 @@ class FusedTrainer:
             there["shift"] = shift
         given = [self._lane(lane.jobs, parts, there, fleet, sums, rule) for lane in batches.lanes]
         arguments = [pointers([one.buffers, one.rule, one.step]) for one in given]
+        active = enumerate(lane.active for lane in batches.lanes)
+        turns = [(lane, step, parts * rows) for lane, rows_S in active for step, rows in enumerate(rows_S)]
+        turns.sort(key=itemgetter(1))  # so that all lanes begin at once
         with self.streams.fork() as streams:
-            for step in range(max((len(lane.active) for lane in batches.lanes), default=0)):
-                for lane, one, values, stream in zip(batches.lanes, given, arguments, streams, strict=False):
-                    if step < len(lane.active):
-                        one.step.value = step
-                        self._launch(self.plan.training, parts * lane.active[step], stream, values)
+            lanes = [Lane(*one) for one in zip(streams, arguments, (one.step for one in given), strict=False)]
+            self.module.launch_all(self.training, lanes, turns)
         if not last:  # the next phase needs the room
             weights, velocity = weights.clone(), velocity.clone()
         fleet.move(stage, weights, velocity, shared)
@@ -455,7 +457,8 @@ class FusedTrainer:
             some = slice(start, start + at_once)
             given.point("jobs", there["jobs"][some])
             given.point("slots", there["slots"][some])
-            self._launch(self.plan.scoring, min(at_once, num_jobs - start), stream, arguments)
+            rows = min(at_once, num_jobs - start)
+            self.module.launch_all(self.scoring, [Lane(stream, arguments, given.step)], [(0, 0, rows)])
         both = torch.zeros(12 * num_pairs, dtype=torch.uint8, device=self.device)  # they come back in one copy
         loss, correct = both[: 8 * num_pairs], both[8 * num_pairs :]  # of float64 and int32
         tensors = [logits, there["visits"], split[1], there["pairs"], loss, correct]
@@ -478,11 +481,6 @@ class FusedTrainer:
             given.point(name, tensor)
         given.buffers.parts, given.buffers.batch = parts, batch
         return given
-
-    def _launch(self, launches: Sequence[Launch], rows: int, stream: c_void_p | None, arguments: Any) -> None:
-        for launch in launches:
-            grid = (rows, launch.y, launch.z)
-            self.module.launch(self.kernels[launch.name], grid, launch.threads, launch.shared, stream, arguments)
 
     def _rule(self, spans: Sequence[Span], momentum: float = 0.0) -> Rule:
         training = self.examples.training

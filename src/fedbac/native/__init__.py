@@ -447,6 +447,11 @@ def evaluate(
     return Evaluated(loss, correct, count[pair_group])
 
 
+def launcher() -> Callable[[Any, int, int], int] | None:
+    """Return what starts many GPU kernels in one call, given the driver's function, the rows and their count."""
+    return _library().fedbac_launch if missing() is None and hasattr(_library(), "fedbac_launch") else None
+
+
 def _path() -> Path | None:
     built = Path(__file__).parent.glob("_kernel*.so")  # by whatever Python: nothing of it is inside
     return max(built, key=lambda path: path.stat().st_mtime, default=None)
@@ -464,6 +469,8 @@ def _library() -> ctypes.CDLL:
     library.fedbac_num_parameters.restype = c_int64
     library.fedbac_train.argtypes = [POINTER(TrainCall)]
     library.fedbac_evaluate.argtypes = [POINTER(EvaluateCall)]
+    if hasattr(library, "fedbac_launch"):
+        library.fedbac_launch.argtypes = [c_void_p, c_void_p, c_int64]
     return library
 
 

@@ -432,3 +432,18 @@ FEDBAC_EXPORT std::int32_t fedbac_train(const fedbac::fedbac_train_call* call) {
 FEDBAC_EXPORT std::int32_t fedbac_evaluate(const fedbac::fedbac_evaluate_call* call) {
   return fedbac::enter(*call, fedbac::evaluate);
 }
+
+// Starts GPU kernels one after another by the driver's function, whose result is 0 or an error: a call from Python for
+// each takes longer than the driver itself. A row has the kernel, the blocks in three directions, threads, bytes of
+// shared memory, the stream, the addresses of the arguments, where the step is written, and the step.
+FEDBAC_EXPORT std::int32_t fedbac_launch(void* start, const std::int64_t* rows, std::int64_t count) {
+  using Start = std::int32_t (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  for (const std::int64_t* row = rows; row < rows + 10 * count; row += 10) {
+    *reinterpret_cast<std::int32_t*>(row[8]) = static_cast<std::int32_t>(row[9]);
+    std::int32_t failed = reinterpret_cast<Start>(start)(
+        reinterpret_cast<void*>(row[0]), row[1], row[2], row[3], row[4], 1, 1, row[5], reinterpret_cast<void*>(row[6]),
+        reinterpret_cast<void**>(row[7]), nullptr);
+    if (failed) return failed;
+  }
+  return 0;
+}
