@@ -1,7 +1,9 @@
 """What ``make test`` leaves to ``make test-all``: tests marked ``full``, most cases of those marked ``covering``."""
 
 import gc
+import os
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +16,14 @@ def pytest_collection_finish() -> None:
     """Leave what was collected out of all further collections of garbage."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_fails() -> Iterator[None]:
+    """Nothing waits for the disk; a test of what is written when watches a function of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
