@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedbac.data import toy
 from fedbac.deploy.settings import DeploySettings
 from fedbac.federation import assemble
@@ -60,6 +62,7 @@ def federation(identities: Identities, folder: Path, heartbeat: float = HEARTBEA
 EVERYBODY = set(range(2 * len(CHILDREN)))
 
 
+@pytest.mark.full
 def test_a_client_that_passes_its_deadline_has_failed_and_the_round_goes_on(
     identities: Identities, tmp_path: Path
 ) -> None:
@@ -85,7 +88,7 @@ def test_a_client_whose_link_was_cut_dials_again_and_takes_part(identities: Iden
 
 def test_a_message_that_takes_longer_than_silence_is_believed_arrives(identities: Identities) -> None:
     """Every piece of it is a sign of life."""
-    message, rate = bytes(2 * MIB), 0.8 * MIB
+    message, rate = bytes(MIB), 0.8 * MIB
     with (
         edge(identities, heartbeat=QUICK) as parent,
         proxy(parent.children.port, rate) as link,

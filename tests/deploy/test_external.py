@@ -123,7 +123,7 @@ def listening(kit: Path) -> Iterator[GrpcChildren]:
     site = Kit.load(kit).site
     proof = credentials_of(kit, site, *site.children)
     children = GrpcChildren(
-        "127.0.0.1:0", proof, site.children, lambda name, hello: b"welcome", heartbeat=2, limit=10_000
+        "127.0.0.1:0", proof, site.children, lambda name, hello: b"welcome", heartbeat=1, limit=10_000
     )
     try:
         yield children
@@ -136,7 +136,7 @@ def dialling(kit: Path, port: int) -> Iterator[None]:
     site, stop = Kit.load(kit).site, threading.Event()
     assert site.parent is not None
     proof = credentials_of(kit, site, site.parent)
-    parent = GrpcParent(f"127.0.0.1:{port}", site.parent, site.name, proof, heartbeat=2, limit=10_000)
+    parent = GrpcParent(f"127.0.0.1:{port}", site.parent, site.name, proof, heartbeat=1, limit=10_000)
     thread = threading.Thread(target=parent.serve, args=(lambda: b"hello", lambda said: None, echo, stop))
     thread.start()
     try:
@@ -203,7 +203,7 @@ def _claims(
     caplog.clear()
     genuine = clinic.config.sites()[site]
     proof, stop = credentials_of(posing, genuine, parent), threading.Event()
-    link = GrpcParent(f"127.0.0.1:{children.port}", parent, site, proof, heartbeat=2, limit=10_000)
+    link = GrpcParent(f"127.0.0.1:{children.port}", parent, site, proof, heartbeat=1, limit=10_000)
     thread = threading.Thread(target=link.serve, args=(lambda: b"hello", lambda said: None, echo, stop))
     thread.start()
     try:
@@ -222,7 +222,7 @@ def test_a_child_takes_no_parent_of_an_authority_that_does_not_prove_it(
     posing = Path(shutil.copytree(clinic.kit(CLOUD), tmp_path / "posing"))
     hospital.certified(posing, CLOUD)
     proof = credentials_of(posing, clinic.config.sites()[EDGE], EDGE)  # who lies believes whom it likes
-    children = GrpcChildren("127.0.0.1:0", proof, [EDGE], lambda name, hello: b"", heartbeat=2, limit=10_000)
+    children = GrpcChildren("127.0.0.1:0", proof, [EDGE], lambda name, hello: b"", heartbeat=1, limit=10_000)
     try:
         with dialling(clinic.kit(EDGE), children.port):
             eventually(lambda: "cloud cannot be reached" in caplog.text)

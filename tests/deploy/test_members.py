@@ -595,6 +595,7 @@ def other_images(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {n: np.zeros((len(it), 2, 9, 9), dtype=np.uint8) if n.startswith("x") else it for n, it in arrays.items()}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("start_after", [None, 1e-9])
 @pytest.mark.parametrize(
     ("change", "says"),

@@ -296,7 +296,7 @@ def test_whose_model_a_site_has(tmp_path: Path) -> None:
 
 def test_a_model_stays_whole_while_the_run_goes_on(tmp_path: Path) -> None:
     """What a client owned is kept with what it was sent then, however often it trains after it."""
-    tiny = small("ditto", rounds=8)
+    tiny = small("ditto", rounds=8, counts=(1, 1))
     federation, x = tiny.federation(tmp_path), torch.from_numpy(tiny.dataset.x_test)
     enrolled = federation.enrol()
     remote = federation.connect(enrolled)

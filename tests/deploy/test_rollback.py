@@ -15,6 +15,8 @@ from tests.deploy.in_memory import MemoryFederation
 from tests.deploy.small import FIRST, small
 from tests.support import without
 
+FEW = (1, 1)
+"""Clients of each edge."""
 PERSIST = "task.training.momentum_state=persist"
 ADVICE = r"fedbac cloud KIT --accept-rollback$"
 KEPT = {
@@ -42,7 +44,7 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
 ) -> None:
     """Also one from before the first round, after which everybody would begin afresh."""
     method, site, *settings = KEPT[case]
-    federation = small(method, *settings, rounds=7).federation(tmp_path)
+    federation = small(method, *settings, rounds=7, counts=FEW).federation(tmp_path)
     enrolled = federation.enrol()
     playing = federation.play(tmp_path / "run", enrolled)
     for _ in range(copied):
@@ -75,7 +77,7 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
 @pytest.mark.parametrize("damage", ["lost", "cut"])
 def test_a_site_that_lost_its_state_stops_the_run_until_it_is_back(case: str, damage: str, tmp_path: Path) -> None:
     method, site, *settings = KEPT[case]
-    tiny = small(method, *settings, rounds=4)
+    tiny = small(method, *settings, rounds=4, counts=FEW)
     whole = tiny.federation(tmp_path / "whole").run().records
     federation = tiny.federation(tmp_path)
     enrolled = federation.enrol()
