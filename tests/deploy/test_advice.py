@@ -17,6 +17,7 @@ from fedbac.deploy.roles.cloud import run_folder
 from fedbac.errors import RunFolderError
 from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import RunFolder
+from tests.covering import first
 from tests.deploy.folders import make
 from tests.deploy.small import begun
 
@@ -40,7 +41,7 @@ TROUBLES: dict[str, tuple[Callable[[RunFolder, pytest.MonkeyPatch], object], str
 
 
 @pytest.mark.covering
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("trouble", first(2, TROUBLES))
 @pytest.mark.parametrize("out", [None, "elsewhere"])
 def test_a_cloud_in_trouble_names_the_command_that_resumes_it(
     trouble: str, out: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from fedbac.deploy.protocol.wire import encode
 from fedbac.deploy.transports.base import Counted
 from fedbac.federation import assemble
 from fedbac.runs.configure import Inputs, configure
+from tests.covering import first
 from tests.deploy.in_memory import MemoryChildren, MemoryFederation, cut
 from tests.unit.tiny import tiny_task
 
@@ -40,7 +41,7 @@ def test_messages_are_counted_by_kind() -> None:
     assert counted.present() == {"a", "b"}
 
 
-@pytest.mark.parametrize("method", ["fed-bac", "hierfavg", "ditto-edges"])
+@pytest.mark.parametrize("method", first(1, ["fed-bac", "hierfavg", "ditto-edges"]))
 def test_links_carry_what_the_ledger_counts(method: str, tmp_path: Path) -> None:
     """The numbers that messages carry for training are those of the ledger, on both tiers and both ways."""
     dataset = toy()

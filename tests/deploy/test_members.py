@@ -394,6 +394,7 @@ def test_an_edge_tells_nothing_of_clients_of_another_edge_or_of_those_who_left(t
     assert {"edge-0-client-2", "edge-1-client-3"} <= last.charter.commitments.keys()
 
 
+@pytest.mark.full
 def test_a_newcomer_that_goes_again_ends_nothing(tmp_path: Path) -> None:
     """A round cannot be played, somebody could join, and is gone before it is asked."""
     links, playing = relieved(tmp_path, 3)
@@ -481,6 +482,7 @@ def test_test_data_of_an_edge_are_refreshed_too(tmp_path: Path) -> None:
     assert again.charter.epoch == 2, "data that are the same make no epoch"
 
 
+@pytest.mark.full
 def test_a_new_edge_whose_test_data_look_otherwise_does_not_join(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,7 +74,7 @@ def weigh(federation: MemoryFederation) -> list[Weighed]:
         pytest.param("top_k", "top_k", marks=pytest.mark.full),
         pytest.param("eight_bits", "eight_bits", marks=pytest.mark.full),
         ("[clip, {kind: noise, multiplier: 0.01}, top_k, eight_bits]", "[top_k, eight_bits]"),
-        ("[clip, {kind: noise, multiplier: 0.01}]", "null"),
+        pytest.param("[clip, {kind: noise, multiplier: 0.01}]", "null", marks=pytest.mark.full),
     ],
 )
 def test_links_carry_what_the_ledger_counts(up: str, down: str, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def answered(links: MemoryChildren) -> list[tuple[str, bytes, bytes]]:
     return words
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("method", "cloud"), [("hierfavg", False), ("fedavg", True)])
 @pytest.mark.parametrize("settings", [(), SECRET], ids=["plain", "secret sums"])
 def test_who_sees_the_update_of_one_client(method: str, cloud: bool, settings: tuple[str, ...], tmp_path: Path) -> None:

@@ -280,6 +280,7 @@ def test_the_cloud_sees_every_edge_s_average_and_all_are_told(tmp_path: Path, ca
     assert caplog.messages.count(REGIONS_AT_CLOUD) == 1 + 4  # the cloud, and every edge
 
 
+@pytest.mark.full
 def test_of_the_bytes_those_of_clients_and_regions_pass_links(tmp_path: Path) -> None:
     federation = tree("clusters, and two rounds of a region", rounds=2).federation(tmp_path)
     sizes: dict[str, list[int]] = {"train": [], "trained": []}
@@ -328,6 +329,7 @@ def test_a_client_joins_an_edge_below_a_region(tmp_path: Path) -> None:
     assert [site.above for site in last.sites] == [(0,), (0,), (1,)]
 
 
+@pytest.mark.full
 def test_an_edge_joins_a_region_where_the_others_stay_in_theirs(tmp_path: Path) -> None:
     new = MemberChanges(added=("edge-3-client-0",))
     run = finish(joined(tmp_path, (1, 2, 1), new, num_edges=4, clients_per_edge=(1, 2, 1, 1)))

@@ -165,6 +165,7 @@ REGIONS = [EDGES[:2], EDGES[2:3], EDGES[3:]]
 COUNTRIES = [REGIONS[:1], REGIONS[1:]]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("edge_rounds", [1, 2])
 @pytest.mark.parametrize(
     ("tiers", "tree", "rounds_"),
@@ -287,6 +288,7 @@ def owned(scheme: Any, owner: str) -> Played:
     return play(method("some-clients", personalization=scheme(owner=owner)), DATA, SHARDS, tiers=(6, 6))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("owner", ["region", "country"])
 @pytest.mark.parametrize("scheme", [PersonalHead, Personal, TwoHeads])
 def test_where_each_edge_is_a_node_what_nodes_own_is_what_edges_own(scheme: Any, owner: str) -> None:
@@ -338,7 +340,7 @@ def test_models_to_be_measured_pass_every_tier_once() -> None:
 # ------------------------------------------------------------------------------------ links, time, and going on
 
 
-@pytest.mark.parametrize("link", ["region", "country", "cloud"])
+@pytest.mark.parametrize("link", first(1, ["region", "country", "cloud"]))
 def test_links_of_tiers_pass_changes(link: str) -> None:
     """A codec that leaves nothing out changes nothing; one that does is caught up with, and costs less."""
     plain, whole, short = (
@@ -368,7 +370,7 @@ def test_a_round_takes_as_long_as_its_slowest_region() -> None:
     assert tree.records[0]["simulated_seconds"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("tiers", [(1,), (1, 1)], ids=str)
+@pytest.mark.parametrize("tiers", first(1, [(1,), (1, 1)]), ids=str)
 def test_what_comes_late_to_an_edge_counts_in_a_later_round_of_its_region(tiers: tuple[int, ...]) -> None:
     """Two rounds of the one region, or of the country above it, are two of the cloud: links take no time here."""
     world = World(speed_spread=1.5, examples_per_second=10.0, megabits_cloud=1e6)
@@ -396,6 +398,7 @@ def arrivals(record: Mapping[str, Any], who: str) -> list[int]:
     return sorted(record[f"{who}_ages"])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("tiers", "late", "who"),
     [((1,), "region", "edge"), ((1, 1), "region", "edge"), ((6, 1), "country", "region")],
@@ -424,7 +427,7 @@ def test_a_node_need_not_wait_for_its_slowest_child(name: str, tiers: tuple[int,
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["hierfavg", "clusters", "own-parts", "some-clients"])
+@pytest.mark.parametrize("name", first(2, ["hierfavg", "clusters", "own-parts", "some-clients"]))
 def test_a_cloud_above_regions_need_not_wait_either(name: str) -> None:
     plain, tree = (
         play(method(name, cloud_clock=LATE), DATA, SHARDS, tiers=own, num_rounds=6, world=SLOW) for own in ((), (6,))
@@ -437,7 +440,7 @@ def test_a_cloud_above_regions_need_not_wait_either(name: str) -> None:
         assert one["accuracy"] == other["accuracy"]
 
 
-@pytest.mark.parametrize("name", ["hierfavg", "clusters", "sharing", "own-parts", "regional", "step"])
+@pytest.mark.parametrize("name", first(3, ["hierfavg", "clusters", "sharing", "own-parts", "regional", "step"]))
 def test_buffers_for_all_give_the_bits_of_rounds_that_wait(name: str) -> None:
     full: dict[str, Any] = {"clock": Buffered(share=1.0)}
     some = InnerTier(rounds=2, selection=Random(fraction=0.7))
@@ -501,7 +504,7 @@ GOING_ON: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", GOING_ON)
+@pytest.mark.parametrize("name", first(3, GOING_ON))
 def test_a_run_goes_on_from_every_round(name: str) -> None:
     """From each with the next one, record and state, bit by bit: and so to the end."""
     row = method(name, **GOING_ON[name])
