@@ -81,6 +81,7 @@ def test_a_method_is_run_resumed_and_shown(fedbac: Shell, tmp_path: Path, small:
     assert [row["method"] for row in leaderboard.read(board)] == ["local"]
 
 
+@pytest.mark.full
 def test_a_run_that_does_not_repeat_is_a_failure(
     fedbac: Shell, small: benchmark.Protocol, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,7 @@ class Nothing(Dropping):
         return 0 * super().forward(x)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("decay", "method"), [(0.0, "fed-bac"), (5e-4, "fed-bac"), (5e-4, "fedadam"), (0.1, "ditto")])
 @pytest.mark.parametrize("network", [Nothing, Dropping])
 def test_a_run_in_which_no_weight_moves_says_so_in_one_line(

@@ -99,6 +99,7 @@ def test_a_last_state_that_cannot_be_saved_is_told(
     assert "the disk is full" in caplog.text
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("rarely")
 def test_a_folder_that_is_played_again_saves_its_first_round(tmp_path: Path) -> None:
     experiment, federation = setting()

@@ -15,6 +15,7 @@ from fedbac.data import planted_groups
 from fedbac.errors import PolicyError
 from fedbac.models import Perceptron
 from fedbac.personalization import PerCluster
+from tests.covering import first
 from tests.support import Played, play
 from tests.unit.tiny import clustering_evidence
 
@@ -37,6 +38,7 @@ def with_candidates(kind: str, candidates: int | None) -> LinUCB | LowestLoss:
     return POLICIES[kind].model_copy(update={"candidates": candidates})
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", POLICIES)
 @pytest.mark.parametrize("candidates", [EDGES, EDGES + 5])
 def test_as_many_candidates_as_clusters_are_all_clusters(kind: str, candidates: int) -> None:
@@ -49,7 +51,7 @@ def test_as_many_candidates_as_clusters_are_all_clusters(kind: str, candidates: 
     assert [record["bytes"] for record in every.records] == [record["bytes"] for record in some.records]
 
 
-@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("kind", first(1, POLICIES))
 def test_only_candidates_are_sent_and_paid_for(kind: str) -> None:
     """C of K networks to each edge and each of its clients, and as many answers."""
     (every,), (some,) = (played(with_candidates(kind, count), num_rounds=1).records for count in (None, 3))

@@ -25,6 +25,7 @@ from fedbac.rounds.cloud import rounds
 from fedbac.rounds.start import start
 from fedbac.selection.bandit import ThompsonState
 from fedbac.topology import Flat, Hierarchical
+from tests.covering import first
 from tests.identity.test_server_steps import DATA, SHARDS, SIZES, WHOLE, Weights, trained
 from tests.support import Played, distance, play, prepare
 
@@ -57,7 +58,7 @@ def fedbuff(played: Played, size: int, exponent: float) -> Iterator[tuple[Weight
 @pytest.mark.parametrize(
     ("clock", "fraction", "size", "weight"),
     [
-        (Buffered(share=0.5), 1.0, 6, "examples"),
+        pytest.param(Buffered(share=0.5), 1.0, 6, "examples", marks=pytest.mark.full),
         (Buffered(share=0.5), 1.0, 6, "uniform"),
         (Buffered(share=0.25, exponent=1.0), 0.7, 2, "examples"),
         (Asynchronous(), 0.5, 1, "examples"),
@@ -131,7 +132,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", first(2, METHODS))
 def test_a_buffer_for_all_gives_the_bits_of_synchronous_rounds(name: str) -> None:
     row = Method(name="x", **METHODS[name])
     full: dict[str, Any] = {"clock": Buffered(share=1.0), "cloud_clock": Buffered(share=1.0)}
@@ -152,7 +153,7 @@ def reloaded(state: State, template: State) -> State:
     return loaded
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", first(2, METHODS))
 def test_a_run_goes_on_from_every_round_with_the_same_bits(name: str) -> None:
     row = Method(name="x", clock=Buffered(share=0.4), cloud_clock=Buffered(share=0.4), **METHODS[name])
     played = play(row, DATA, SHARDS, num_rounds=5, world=SLOW)

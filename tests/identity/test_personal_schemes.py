@@ -68,7 +68,7 @@ def test_the_network_for_all_is_hierfavgs_whatever_alpha(
     assert distance(whole(played.end.parts["global"]), whole(hierfavg.end.parts["global"])) < 1e-6
 
 
-@OWNERS
+@pytest.mark.parametrize("owner", first(1, ["client", "edge"]))
 def test_without_anything_of_ones_own_it_predicts_as_hierfavg(owner: str, hierfavg: Played) -> None:
     """With the newest network for all, not with the one that clients trained from."""
     played = run(Interpolated.model_validate({"owner": owner, "alpha": 0.0, "adaptive": False}))
@@ -87,7 +87,7 @@ def test_the_blend_is_what_is_measured_wherever_a_model_is() -> None:
     assert [r["selected"] for r in left.records] == [r["selected"] for r in right.records]
 
 
-@OWNERS
+@pytest.mark.parametrize("owner", first(1, ["client", "edge"]))
 def test_with_nothing_but_ones_own_it_is_local_training(owner: str) -> None:
     alone = run(Interpolated.model_validate({"owner": owner, "alpha": 1.0, "adaptive": False}))
     local = run(Personal.model_validate({"owner": owner, "strength": 0.0}))
@@ -277,7 +277,7 @@ def test_what_is_ones_own_does_not_travel(scheme: Any, clients: str, cloud: str)
 
 @pytest.mark.parametrize(
     "scheme",
-    first(2, [Interpolated(), MoreauEnvelope(), AdaptiveStart(owner="client"), TwoHeads(owner="client")]),
+    first(1, [Interpolated(), MoreauEnvelope(), AdaptiveStart(owner="client"), TwoHeads(owner="client")]),
 )
 def test_a_client_that_is_not_selected_keeps_what_is_its_own(scheme: Personalization) -> None:
     played = run(scheme, selection=Random(fraction=0.5), num_rounds=4)

@@ -78,7 +78,7 @@ def plain_run(name: str, num_rounds: int = 4) -> Played:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("tiers", first(2, [(3,), ((1, 5),), (6, 2), (4, 2), ((2, 4), 2)]), ids=str)
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("step", "regional")])
+@pytest.mark.parametrize("name", first(4, [name for name in METHODS if name not in ("step", "regional")]))
 def test_weighted_means_in_the_middle_change_nothing(name: str, tiers: tuple[Any, ...]) -> None:
     plain, tree = plain_run(name), play(method(name), DATA, SHARDS, tiers=tiers, num_rounds=4)
     for one, other in zip(plain.states, tree.states, strict=True):
@@ -93,7 +93,7 @@ def test_weighted_means_in_the_middle_change_nothing(name: str, tiers: tuple[Any
 
 @pytest.mark.covering
 @pytest.mark.parametrize("tiers", [(6,), (6, 6)], ids=str)
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "regional"])
+@pytest.mark.parametrize("name", first(4, [name for name in METHODS if name != "regional"]))
 def test_a_tier_with_one_child_each_keeps_every_bit(name: str, tiers: tuple[Any, ...]) -> None:
     plain, tree = plain_run(name, 3), play(method(name), DATA, SHARDS, tiers=tiers)
     assert distance(plain.end.parts, tree.end.parts) == 0

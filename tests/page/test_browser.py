@@ -236,6 +236,7 @@ def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: Literal
     assert ink == "rgb(28, 36, 48)", "paper is white"
 
 
+@pytest.mark.full
 def test_tables_fit_a_laptop_names_stay_whole_and_lines_end_where_they_say(tab: Tab, report: str) -> None:
     tab.page.set_viewport_size({"width": 1280, "height": 900})
     page = tab.open(report)

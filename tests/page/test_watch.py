@@ -355,6 +355,7 @@ def test_the_page_ends_with_a_command_that_is_killed(playing: Playing) -> None:
     playing.page.wait(60)
 
 
+@pytest.mark.full
 def test_live_says_where_and_when_it_ends(fedbac: Shell) -> None:
     text = fedbac("run", "hierfavg", "--rounds", "1", "--live", "--out", "a", *SMALL[2:])
     assert re.search(r"Live page: http://127\.0\.0\.1:\d+/[\w-]+/ \(it ends with this command\)", text)

@@ -39,7 +39,7 @@ def interrupted_and_whole(preset: str, folder: Path, device: str, **task: Any) -
     return resumed.records, list(play(experiment, runtime=runtime, inputs=inputs))
 
 
-@pytest.mark.parametrize("preset", presets("clustering", "selection"))
+@pytest.mark.parametrize("preset", presets("clustering"))
 def test_a_preset_resumes_exactly(preset: str, tmp_path: Path) -> None:
     resumed, whole = interrupted_and_whole(preset, tmp_path, "cpu")
     assert without(resumed) == without(whole)

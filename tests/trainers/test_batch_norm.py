@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     counts=st.lists(st.sampled_from([0, 2, 3, 5]), min_size=1, max_size=3),
     more=st.integers(0, 2),
@@ -196,6 +196,7 @@ class Heads(Branched):
         return (Phase(moves=("generic", "personal")), Phase(moves=("body", "personal"), terms=("personal",)))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -210,7 +211,7 @@ def test_schemes_train_as_in_the_loop(scheme: Personalization, adam: bool) -> No
     compare(setting(lambda: Plain(momentum=None), **options), scheme, close=1e-4 if adam else 1e-5)
 
 
-@pytest.mark.parametrize("gathers", [True, False])
+@pytest.mark.parametrize("gathers", first(1, [True, False]))
 def test_teachers_judge_by_what_they_know_or_by_the_batch_of_their_pupil(gathers: bool) -> None:
     scheme = Taught(which=(0, 1))
     federation = setting(lambda: Plain(track_running_stats=gathers))

@@ -112,7 +112,7 @@ def test_a_broken_sender_whose_change_is_altered_lets_nothing_out() -> None:
                 assert codec is None or torch.equal(after[part][name][1], left[part][name][1])
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", first(2, EVERYWHERE))
 def test_a_link_that_leaves_nothing_out_changes_nothing(name: str) -> None:
     plain = play(Method(name="plain", selection=Random(fraction=0.5)), DATA, SHARDS)
     links = Links.model_validate({name: TopK(keep=1.0)})
@@ -149,7 +149,10 @@ def test_networks_that_are_only_measured_are_sent_whole(tier: Tier) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"personalization": Additive(), "clustering": LowestLoss(num_clusters=2, period=1, threshold=1.0)},
+        pytest.param(
+            {"personalization": Additive(), "clustering": LowestLoss(num_clusters=2, period=1, threshold=1.0)},
+            marks=pytest.mark.full,
+        ),
         {
             "personalization": PerCluster(cluster_init="distinct"),
             "clustering": LowestLoss(num_clusters=2, period=1, threshold=1.0),
