@@ -111,11 +111,16 @@ def test_a_file_and_the_same_objects_give_the_same_numbers(here: Path) -> None:
 def test_worker_processes_have_the_code_of_a_file(here: Path) -> None:
     one = run("hierfavg", network="nets.py:Net", dataset="nets.py:load", trainer="torch")
     two = run("hierfavg", network="nets.py:Net", dataset="nets.py:load", trainer="torch", workers=2)
+    assert [record["accuracy"] for record in one.records] == [record["accuracy"] for record in two.records]
+
+
+@pytest.mark.full
+def test_processes_of_a_sweep_have_the_code_of_a_file(here: Path) -> None:
+    one = run("hierfavg", network="nets.py:Net", dataset="nets.py:load", trainer="torch")
     several = fedbac.sweep(
         "hierfavg", network="nets.py:Net", dataset="nets.py:load", rounds=2, settings=SETTINGS, out="sweep", jobs=2,
         device="cpu", trainer="torch", seed=[0, 1], progress=False,
     )  # fmt: skip
-    assert [record["accuracy"] for record in one.records] == [record["accuracy"] for record in two.records]
     assert [record["accuracy"] for record in one.records] == [record["accuracy"] for record in several[0].records]
 
 
@@ -240,7 +245,14 @@ def planted(kind: str) -> fedbac.Dataset:
     return fedbac.Dataset.from_arrays("planted", x[:160], y[:160], x[160:], y[160:])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "smollm2"])  # which is not small
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.full if kind == "resnet" else ())
+        for kind in KINDS
+        if kind != "smollm2"  # which is not small
+    ],
+)
 def test_every_network_at_hand_learns(kind: str) -> None:
     torch.manual_seed(0)
     training = {"epochs": 4, "batch_size": 16, "learning_rate": 0.005, "optimizer": {"kind": "adamw"}}

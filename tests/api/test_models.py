@@ -43,6 +43,8 @@ SCHEMES = {
     "pfedme": "moreau_envelope",
     "pfedgraph-edges": "directed",
 }
+SCHEMES_AGAIN = {"phe-fl", "fedbac-plus", "ditto-edges", "apfl-edges", "fedrep-edges"}
+"""Other methods of a scheme."""
 
 
 FIVE: dict[str, Any] = {"num_edges": 5, "clients_per_edge": 3}
@@ -87,7 +89,10 @@ def test_every_scheme_has_its_preset() -> None:
     assert set(SCHEMES.values()) == others
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.full if name in SCHEMES_AGAIN else ()) for name in SCHEMES],
+)
 def test_models_are_as_right_as_the_last_record_says(name: str) -> None:
     data = images()
     run = tiny_run(name, task=tiny_task(rounds=2, **FIVE), dataset=data)

@@ -175,7 +175,9 @@ def test_a_child_sits_out_twice_as_many_rounds_each_time_and_a_good_one_makes_up
     assert rounds_out() == 1
 
 
-@pytest.mark.parametrize(("liar", "kind"), [(FIRST, "update"), ("edge-0", "trained")])
+@pytest.mark.parametrize(
+    ("liar", "kind"), [(FIRST, "update"), pytest.param("edge-0", "trained", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("method", first(1, ["hierfavg", "fedavg"]))
 def test_a_parent_that_is_started_again_remembers_who_misbehaved(
     liar: str, kind: str, method: str, tmp_path: Path
@@ -250,6 +252,7 @@ def test_a_cloud_that_cannot_go_back_stops_and_keeps_its_folder(tmp_path: Path) 
     assert len(RunFolder(tmp_path / "run").read().records) == 2
 
 
+@pytest.mark.full
 def test_a_round_is_waited_for_without_limit_while_sites_are_away(tmp_path: Path) -> None:
     federation, enrolled = begun(tmp_path, "hierfavg", rounds=2, min_clients=2, min_edges=2, max_repeats=1)
     federation.most_said = 100

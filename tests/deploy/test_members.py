@@ -430,6 +430,7 @@ def test_who_is_declined_does_not_keep_the_cloud_from_going_back(tmp_path: Path)
         finish(playing)
 
 
+@pytest.mark.full
 def test_a_step_that_cannot_be_done_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = small("hierfavg", rounds=3)
     take(tiny.federation(tmp_path).play_on(tmp_path / "run"), 2)

@@ -49,7 +49,7 @@ def likes(tmp_path_factory: pytest.TempPathFactory) -> Likes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(messages, "Reader", Noting)
         for method, *settings_ in RUNS:
-            small(method, *settings_, rounds=2).federation(tmp_path_factory.mktemp(method)).run()
+            small(method, *settings_, rounds=1).federation(tmp_path_factory.mktemp(method)).run()
     return found
 
 

@@ -36,9 +36,8 @@ def state(federation: MemoryFederation, site: str) -> Path:
     return folder
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("case", first(2, KEPT))
-@pytest.mark.parametrize("copied", [0, 2])
+@pytest.mark.parametrize("case", first(1, ["an edge's head", *(case for case in KEPT if "edge's" not in case)]))
+@pytest.mark.parametrize("copied", first(1, [2, 0]))
 def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
     case: str, copied: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,9 +71,8 @@ def test_an_old_backup_of_the_cloud_stops_the_run_and_changes_nothing(
     assert len(federation.run(tmp_path / "backup", enrolled).records) == 7
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize("case", first(2, KEPT))
-@pytest.mark.parametrize("damage", ["lost", "cut"])
+@pytest.mark.parametrize("case", first(1, KEPT))
+@pytest.mark.parametrize("damage", first(1, ["lost", "cut"]))
 def test_a_site_that_lost_its_state_stops_the_run_until_it_is_back(case: str, damage: str, tmp_path: Path) -> None:
     method, site, *settings = KEPT[case]
     tiny = small(method, *settings, rounds=4, counts=FEW)

@@ -207,6 +207,7 @@ def test_who_misbehaves_sits_out_rounds_and_not_orders() -> None:
         assert ("a" not in standing.back) == there
 
 
+@pytest.mark.full
 def test_below_a_quorum_the_whole_round_is_played_again(tmp_path: Path) -> None:
     tiny = tree("steps of regions that remember, and two rounds of a country", rounds=2)
     whole = tiny.simulated().records

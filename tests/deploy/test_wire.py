@@ -37,7 +37,7 @@ def test_every_receiver_takes_what_it_was_sent(receivers: Bench) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", first(1, [range(4), range(4, 100)]))
+@pytest.mark.parametrize("seeds", first(1, [range(2), range(2, 100)]))
 def test_a_mutated_message_is_taken_or_refused(seeds: range, receivers: Bench) -> None:
     for seed in seeds:
         outcomes = receivers.try_mutants(BATCH, seed)
@@ -49,7 +49,7 @@ def test_a_mutated_message_is_taken_or_refused(seeds: range, receivers: Bench) -
 def test_a_run_goes_on_among_liars(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of all answers, of clients and of edges, are mutated; the run ends, and its records hold only numbers."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    federation = small(method, rounds=6).federation(tmp_path)
+    federation = small(method, rounds=3).federation(tmp_path)
     federation.most_said = 10_000
     enrolled = federation.enrol()
     liars = Liars(0.3, seed=7)
@@ -58,7 +58,7 @@ def test_a_run_goes_on_among_liars(method: str, tmp_path: Path, monkeypatch: pyt
         edge.children = liars.among(edge.children)
     run = federation.run(enrolled=enrolled)
     assert liars.lies > 10
-    assert len(run.records) == 6
+    assert len(run.records) == 3
     json.dumps(run.records, allow_nan=False)
 
 

@@ -67,7 +67,9 @@ def go(
     return states, records
 
 
-@pytest.mark.parametrize("columns", first(2, [{}, MOVING, {"personalization": PersonalHead()}]), ids=["mean", "moving", "heads"])
+@pytest.mark.parametrize(
+    "columns", first(2, [{}, MOVING, {"personalization": PersonalHead()}]), ids=["mean", "moving", "heads"]
+)
 def test_an_exchange_is_a_federation_in_which_edges_hold_each_others_data(columns: dict[str, Any]) -> None:
     states, records = go(method(**columns), [Change(round=3, which=(0, 3, 1))])
     train, validation, test = list(SHARDS.train), list(SHARDS.validation), list(SHARDS.test)

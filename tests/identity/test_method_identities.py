@@ -288,7 +288,7 @@ def selecting(selection: Any, personalization: Any) -> Played:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("cls", SELECTION.builtin, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("personalization", [Shared(), Additive()], ids=lambda scheme: scheme.kind)
+@pytest.mark.parametrize("personalization", first(1, [Shared(), Additive()]), ids=lambda scheme: scheme.kind)
 def test_every_selection_policy_at_fraction_one_selects_everybody(
     cls: type[Settings], personalization: Settings
 ) -> None:
@@ -301,6 +301,7 @@ def test_every_selection_policy_at_fraction_one_selects_everybody(
     assert without(policy.records, *ignored) == without(full.records, *ignored)
 
 
+@pytest.mark.full
 def test_a_threshold_of_zero_never_moves() -> None:
     fixed, zero = Fixed(num_clusters=3), LowestLoss(num_clusters=3, period=1, threshold=0)
     left, right = (
@@ -315,6 +316,7 @@ def test_a_threshold_of_zero_never_moves() -> None:
     assert sum(record["moves"] for record in moving.records) > 0
 
 
+@pytest.mark.full
 def test_fed_bac_before_its_first_assignment_is_frozen_singletons() -> None:
     bac, frozen = METHODS["fed-bac"](GROUND_TASK), METHODS["singletons"](GROUND_TASK)
     left, right = (play(method, DATA, VALIDATED, num_rounds=13) for method in (bac, frozen))

@@ -195,7 +195,7 @@ def test_evaluation_equals_pytorch(name: str, instruction_set: str) -> None:
         assert found.correct[row] == (logits.argmax(1) == y).sum().item()
 
 
-@pytest.mark.parametrize("name", first(2, ["very deep", "shortcuts", "as written", "norms"]))
+@pytest.mark.parametrize("name", first(1, ["shortcuts", "very deep", "as written", "norms"]))
 def test_any_run_of_layers_moves_alone(name: str) -> None:
     """Where layers run in another order than their weights lie, too."""
     graph = known(name)

@@ -218,6 +218,7 @@ def test_an_edge_that_was_away_has_no_accuracy(tab: Tab, tmp_path: Path) -> None
     assert tab.problems == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", first(1, ["light", "dark"]))
 def test_it_is_readable_on_a_small_screen(tab: Tab, report: str, scheme: Literal["light", "dark"]) -> None:
     tab.page.set_viewport_size({"width": 400, "height": 800})

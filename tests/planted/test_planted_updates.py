@@ -48,6 +48,7 @@ NOISY = np.array([0, 0, 1, 0, 0, 1, 0, 1, 0])
 """A third of the edges: were they half, both halves would be as far from the mean, and rewarded alike."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", first(1, range(2)))
 def test_edges_with_noisy_labels_part_from_the_others_by_their_level_of_loss(seed: int) -> None:
     dataset, shards, _ = planted_groups(9, 2, 1, train=30, validation=0, test=20, seed=seed)

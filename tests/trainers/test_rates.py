@@ -10,6 +10,7 @@ from fedbac.core.parts import Parts
 from fedbac.core.requests import Train
 from fedbac.core.settings import FloatArray
 from fedbac.federation import Federation
+from tests.emulator import NO_COMPILER
 from tests.schemes import InTurns
 from tests.support import distance, order
 from tests.trainers.reference import CLIENTS, PATHS, RATE, make, requests, setting, starts
@@ -17,6 +18,8 @@ from tests.trainers.reference import CLIENTS, PATHS, RATE, make, requests, setti
 SCHEME = InTurns()
 """Phase 0 moves the network of all, phase 1 that of the cluster."""
 PART = {0: "global", 1: "cluster"}
+SOME = [*PATHS[:3], pytest.param("emulated", marks=[NO_COMPILER, pytest.mark.full]), *PATHS[4:]]
+"""Of all trainers; the kernels of a GPU take a while on none."""
 
 
 def scaled(asked: list[Train], phase: int, *scale: float) -> list[Train]:
@@ -34,7 +37,7 @@ def moved(parts: Parts, start: Parts, part: str, client: int) -> float:
     return max(float((value[client].cpu() - start[part][n]).abs().max()) for n, value in parts[part].items())
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", SOME)
 def test_a_scale_of_one_keeps_every_bit(path: str) -> None:
     federation = setting(clip_norm=0.4)
     asked = requests(federation, SCHEME)
@@ -43,7 +46,7 @@ def test_a_scale_of_one_keeps_every_bit(path: str) -> None:
         assert distance(one, other) == 0
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", SOME)
 @pytest.mark.parametrize("phase", [0, 1])
 def test_a_scale_of_zero_leaves_a_client_where_it_was_in_that_phase_alone(path: str, phase: int) -> None:
     federation, still = setting(), (0, 3, 5)
@@ -56,7 +59,7 @@ def test_a_scale_of_zero_leaves_a_client_where_it_was_in_that_phase_alone(path: 
             assert moved(parts, begin, PART[1 - phase], row) > 1e-3
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", SOME)
 def test_half_the_scale_is_half_the_rate_in_that_phase(path: str) -> None:
     """The first phase does not know of the second, so that with a scale there alone it learns what it always does."""
     federation = setting(clip_norm=0.4)
