@@ -94,7 +94,7 @@ def timetable(played: list[tuple[Record, State]]) -> Callable[[str, int], int]:
 
 @pytest.mark.parametrize("case", first(2, METHODS))
 def test_what_comes_as_late_as_in_a_simulation_counts_as_there(case: str, tmp_path: Path) -> None:
-    tiny = small(*METHODS[case], *SLOW, rounds=8)
+    tiny = small(*METHODS[case], *SLOW, rounds=5)
     expected = simulated(tiny)
     assert any(max(record["edge_ages"]) > 0 for record, _ in expected)
     federation, asked = tiny.federation(tmp_path), list[tuple[str, int]]()

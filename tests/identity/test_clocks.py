@@ -67,7 +67,7 @@ def fedbuff(played: Played, size: int, exponent: float) -> Iterator[tuple[Weight
 )
 def test_it_is_fedbuff(clock: Any, fraction: float, size: int, weight: Any) -> None:
     row = Method(name="x", topology=Flat(), selection=Random(fraction=fraction), clock=clock, client_weight=weight)
-    played = play(row, DATA, SHARDS, training=WHOLE, num_rounds=15, world=SLOW)
+    played = play(row, DATA, SHARDS, training=WHOLE, num_rounds=10, world=SLOW)
     assert any(max(record["ages"]) > 1 for record in played.records)
     passed = np.cumsum([record["simulated_seconds"] for record in played.records])
     under_way = 0
