@@ -5,7 +5,7 @@ Each is a kind that a setting names, such as ``method.personalization.kind=pulle
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
@@ -16,7 +16,7 @@ import fedbac
 from fedbac.clustering.splits import LEAST_VARIANCE, GaussianRewards, RewardsState
 from fedbac.clustering.updates import Agglomerative, widest_gap
 from fedbac.config.choices import Choice
-from fedbac.core.parts import LocalRun, LocalSteps, Part, Parts, Phase, Pull, Scope
+from fedbac.core.parts import LocalRun, Parts, Phase, Pull, Scope
 from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence
 from fedbac.core.rng import Rng
@@ -151,48 +151,6 @@ class RandomHead(TwoHeads):
         return parts | {"personal": head}
 
 
-class HeadsTogether(TwoHeads):
-    """FedRoD whose two heads learn from the same batches. A head is the last layer, so two are one: their sum."""
-
-    kind: Literal["heads_together"] = "heads_together"  # type: ignore[assignment]
-    terms: ClassVar[tuple[str, ...]] = ("network",)
-
-    @property
-    def parts(self) -> Mapping[str, Part]:
-        """The personal head takes the place of the sum in the network that predicts."""
-        at = slice(None, -1), slice(-1, None)
-        own = {"body": Part("cloud", "network", at[0]), "personal": Part(self.owner, "network", at[1])}
-        return own | {"generic": Part("cloud", ())}
-
-    def init(self, build: Callable[[int], nn.Module], owners: Mapping[Scope, int]) -> Parts:
-        """Begin as ever."""
-        return TwoHeads(owner=self.owner).init(build, owners)
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Train all at once."""
-        return (Phase(moves=("body", "personal")),)
-
-    def step(self, now_C: Parts, received_C: Parts, local: LocalSteps) -> Parts:
-        """Move body and generic head by the balanced loss, the personal one by that of the sum of both."""
-        body, generic, personal = now_C["body"], now_C["generic"], now_C["personal"]
-        balanced = local.gradient(body | generic)
-        plain = local.gradient(body | self.blended(now_C)["personal"], list(personal))
-        return {
-            "body": local.descend("body", body, {name: balanced[name] for name in body}),
-            "generic": local.descend("generic", generic, {name: balanced[name] for name in generic}),
-            "personal": local.descend("personal", personal, plain),
-        }
-
-    def after(self, received_C: Parts, started_C: Parts, trained_C: Parts, run: LocalRun) -> Parts:
-        """Take the shifts back, which the only phase has left of both."""
-        both = replace(run, left_FC=np.repeat(run.left_FC, 2, axis=0))
-        return super().after(received_C, started_C, trained_C, both)
-
-    def blended(self, parts: Parts) -> Parts:
-        """Return the sum of both heads."""
-        return {"personal": {name: value + parts["generic"][name] for name, value in parts["personal"].items()}}
-
-
 class MixedAgain(AdaptiveStart):
     """FedALA that learns a new mix before it is judged: in the last round nothing else changes."""
 
@@ -244,7 +202,7 @@ KINDS: dict[Choice, tuple[type[Settings], ...]] = {
     fedbac.SELECTION: (OortLate, OortPaced),
     fedbac.SHARING: (SimilarRounded,),
     fedbac.PERSONALIZATION: (
-        DirectedAway, PulledWhole, DynamicPulledWhole, HeadLast, RandomHead, HeadsTogether, MixedAgain,
+        DirectedAway, PulledWhole, DynamicPulledWhole, HeadLast, RandomHead, MixedAgain,
     ),
 }  # fmt: skip
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
         FederationError, NotEnoughMemoryError, OutputError, PartitionError, PolicyError, RunFolderError, RunInUseError)
     from fedbac.networks import LSTM, LeNet5, Perceptron, ResNet, Transformer
     from fedbac.personalization import (Adapters, AdaptiveStart, Additive, ControlVariates, Directed, DynamicPull,
-        GroupCorrections, Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead, Shared, TwoHeads)
+        GroupCorrections, HeadsTogether, Interpolated, LateHead, MoreauEnvelope, PerCluster, Personal, PersonalHead,
+        Shared, TwoHeads)
     from fedbac.presets.methods import METHODS, method
     from fedbac.presets.tasks import TASKS, task
     from fedbac.privacy import Privacy
@@ -57,17 +58,17 @@ __all__ = [
     "CosineSplits", "CreditThompson", "DataNotFoundError", "Dataset", "Deadline", "DeployError", "Directed", "Distill",
     "DistillAdaptive", "Drifting", "Dynamic", "DynamicPull", "EightBits", "EngineError", "Error", "Evaluation",
     "Evidence", "Exchange", "Experiment", "FederationError", "Fixed", "Flat", "GaussianNoise", "GaussianRewards",
-    "GeometricMedian", "Gram", "GroupCorrections", "Hierarchical", "InnerTier", "Interpolated", "KMeans", "Krum",
-    "LateHead", "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps", "Loss", "LossUCB",
-    "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method", "MinimumDiameter", "Moment",
-    "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise", "NotEnoughMemoryError", "OnceOverfitted",
-    "OneVoice", "Oort", "OutputError", "Part", "Partition", "PartitionError", "PerCluster", "Perceptron", "Personal",
-    "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError", "PowerOfChoice", "PredictTowardsMean", "Privacy",
-    "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder", "RunFolderError", "RunInUseError", "Runs",
-    "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar", "Slope", "Sound", "Start", "Statistic",
-    "Synchronous", "Take", "Task", "Teaching", "Thompson", "TopK", "TowardsMean", "Training", "Transformer",
-    "TrimmedMean", "TwoHeads", "Yogi", "__version__", "compare", "configure", "load", "method", "play", "report",
-    "resume", "run", "sweep", "task", "tune", "verify",
+    "GeometricMedian", "Gram", "GroupCorrections", "HeadsTogether", "Hierarchical", "InnerTier", "Interpolated",
+    "KMeans", "Krum", "LateHead", "LatencyUCB", "LeNet5", "LeaveOneOut", "LinUCB", "Links", "LocalRun", "LocalSteps",
+    "Loss", "LossUCB", "LowestLoss", "Mean", "MeanThenApart", "Measurement", "Median", "Merging", "Method",
+    "MinimumDiameter", "Moment", "Momentum", "MoreauEnvelope", "NearestNeighbours", "NoState", "Noise",
+    "NotEnoughMemoryError", "OnceOverfitted", "OneVoice", "Oort", "OutputError", "Part", "Partition", "PartitionError",
+    "PerCluster", "Perceptron", "Personal", "PersonalHead", "Phase", "Playing", "Poisson", "PolicyError",
+    "PowerOfChoice", "PredictTowardsMean", "Privacy", "Pull", "Random", "ResNet", "ResourceScore", "Run", "RunFolder",
+    "RunFolderError", "RunInUseError", "Runs", "Runtime", "Seconds", "Settings", "Sgd", "Shards", "Shared", "Similar",
+    "Slope", "Sound", "Start", "Statistic", "Synchronous", "Take", "Task", "Teaching", "Thompson", "TopK",
+    "TowardsMean", "Training", "Transformer", "TrimmedMean", "TwoHeads", "Yogi", "__version__", "compare", "configure",
+    "load", "method", "play", "report", "resume", "run", "sweep", "task", "tune", "verify",
 ]  # fmt: skip
 
 _HOMES = {
@@ -91,7 +92,7 @@ _HOMES = {
     "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
     "fedbac.networks": "LSTM LeNet5 Perceptron ResNet Transformer",
     "fedbac.personalization": "Adapters AdaptiveStart Additive ControlVariates Directed DynamicPull GroupCorrections "
-    "Interpolated LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
+    "HeadsTogether Interpolated LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
     "fedbac.presets.methods": "METHODS method",
     "fedbac.presets.tasks": "TASKS task",
     "fedbac.privacy": "Privacy",

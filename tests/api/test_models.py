@@ -84,7 +84,7 @@ def accuracies(run: fedbac.Run, data: Dataset) -> list[float]:
 
 
 def test_every_scheme_has_its_preset() -> None:
-    others = set(PERSONALIZATION.kinds) - {"adapters"}  # of a network of the user's
+    others = set(PERSONALIZATION.kinds) - {"adapters", "heads_together"}  # of a network of the user's; no preset's
     assert {METHODS[name](fedbac.task("demo")).personalization.kind for name in SCHEMES} == others
     assert set(SCHEMES.values()) == others
 

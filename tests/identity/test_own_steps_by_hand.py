@@ -1,18 +1,20 @@
 """Schemes that take gradients of their own against their papers: one client after another, in float64."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value
 from torch.nn import functional as F
 
 from fedbac import Method
 from fedbac.config.experiment import Training
 from fedbac.data import Augment
-from fedbac.personalization import AdaptiveStart, Interpolated, MoreauEnvelope
+from fedbac.personalization import AdaptiveStart, HeadsTogether, Interpolated, MoreauEnvelope
 from tests.support import NO_GPU, PLAIN_SGD, Played, deal, play, prepare
 from tests.trainers.reference import DATA, PATHS, SIZES, make, naive_batches
 
@@ -32,9 +34,9 @@ HEAD = ("3.weight", "3.bias")
 SETTLED = 0.001
 
 
-def played_by(path: str, scheme: Any, training: Training, augment: Augment | None = None) -> Played:
+def played_by(path: str, scheme: Any, training: Training, **options: Any) -> Played:
     method = Method(name="m", personalization=scheme)
-    options: dict[str, Any] = {"training": training, "num_rounds": ROUNDS, "augment": augment}
+    options |= {"training": training, "num_rounds": ROUNDS}
     _, federation = prepare(method, DATA, SHARDS, **options)
     return play(method, DATA, SHARDS, make(path, federation, scheme), **options)
 
@@ -77,10 +79,14 @@ class Client:
         found = naive_batches(self.federation, (round_, 0, client), training.epochs)
         self.batches = [(x, y) for _, x, y in found]
         self.first = [(x, y) for _, x, y in naive_batches(self.federation, (round_, 0, client), 1)]
-        self.velocity: dict[str, Weights] = {"w": {}, "v": {}}
+        self.velocity: dict[str, Weights] = defaultdict(dict)
+
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
+        found: Tensor = functional_call(self.network, weights, (x.double(),))
+        return found
 
     def loss(self, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(self.network, weights, (x.double(),)), y)
+        return F.cross_entropy(self.logits(weights, x), y)
 
     def clipped(self, gradient: Weights) -> Weights:
         if self.training.clip_norm is None:
@@ -210,10 +216,58 @@ def test_starts_are_mixed_as_in_algorithm_1_of_fedala(
     assert min(passes) < max(passes), "some need more passes than others"
 
 
+def deep() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+
+
+@pytest.mark.covering
+@through_torch
+@every_owner
+@every_training
+@pytest.mark.parametrize("head_layers", [1, 2])
+@pytest.mark.parametrize("balanced", [True, False])
+def test_two_heads_learn_from_the_same_batches_as_in_fedrod(
+    path: str, owner: Literal["client", "edge"], training: Training, head_layers: int, balanced: bool
+) -> None:
+    """Body and generic head by the balanced softmax of the generic logits alone, one's own by the plain loss of the
+    sum of both. A class that a client lacks takes no part in its softmax."""
+    scheme = HeadsTogether(owner=owner, head_layers=head_layers, balanced=balanced)
+    played = played_by(path, scheme, training, user=deep)
+    assert any(len(np.unique(DATA.y_train[rows])) < DATA.num_classes for rows in SHARDS.train)
+
+    def learn(round_: int, client: int, got: Model) -> Model:
+        me = Client(played, training, round_, client)
+        body, generic, personal = got["body"], got["generic"], got["personal"]
+        count_K = np.bincount(DATA.y_train[SHARDS.train[client]], minlength=DATA.num_classes)
+        prior_K = (
+            torch.from_numpy(count_K / count_K.sum()).log() if balanced else torch.zeros(4)
+        )  # −∞ where it has none
+        for x, y in me.batches:
+
+            def risk(network: Weights, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return F.cross_entropy(me.logits(network, x) + prior_K, y)
+
+            def own_risk(
+                head: Weights, x: Tensor = x, y: Tensor = y, body: Weights = body, generic: Weights = generic
+            ) -> Tensor:
+                return F.cross_entropy(me.logits({**body, **generic}, x) + me.logits({**body, **head}, x), y)
+
+            slope, own = grad(risk)({**body, **generic}), grad(own_risk)(personal)
+            body, generic, personal = (
+                me.sgd("body", body, {n: slope[n] for n in body}),
+                me.sgd("generic", generic, {n: slope[n] for n in generic}),
+                me.sgd("personal", personal, own),
+            )
+        return {"body": body, "generic": generic, "personal": personal}
+
+    start = {part: weights_of(played, part) for part in scheme.parts}
+    agree(played, federated(start, {part: spec.scope for part, spec in scheme.parts.items()}, learn))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", [Interpolated(), MoreauEnvelope()], ids=lambda scheme: scheme.kind)
+@pytest.mark.parametrize("scheme", [Interpolated(), MoreauEnvelope(), HeadsTogether()], ids=lambda scheme: scheme.kind)
 def test_one_at_a_time_or_all_at_once_with_distorted_images(scheme: Any) -> None:
-    one, many = (played_by(path, scheme, RICH, Augment(crop_padding=2)) for path in ("loop", "vmap"))
+    one, many = (played_by(path, scheme, RICH, augment=Augment(crop_padding=2)) for path in ("loop", "vmap"))
     for part, params in one.end.parts.items():
         for name, value in params.items():
             torch.testing.assert_close(value, many.end.parts[part][name], rtol=0, atol=2e-6)

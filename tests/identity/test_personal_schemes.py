@@ -15,6 +15,7 @@ from fedbac.personalization import (
     ControlVariates,
     DynamicPull,
     GroupCorrections,
+    HeadsTogether,
     Interpolated,
     LateHead,
     MoreauEnvelope,
@@ -256,6 +257,7 @@ def test_a_late_head_keeps_its_bits_and_does_not_travel_until_it_learns() -> Non
         (DynamicPull(), "w", "w"),
         (TwoHeads(owner="client"), "w", "w"),
         (TwoHeads(owner="edge"), "w + h", "w"),
+        (HeadsTogether(owner="edge"), "w + h", "w"),
         (PersonalHead(owner="client", order="head_first"), "w - h", "w - h"),
         (PersonalHead(owner="edge", order="head_first"), "w", "w - h"),
     ],
@@ -277,7 +279,7 @@ def test_what_is_ones_own_does_not_travel(scheme: Any, clients: str, cloud: str)
 
 @pytest.mark.parametrize(
     "scheme",
-    first(1, [Interpolated(), MoreauEnvelope(), AdaptiveStart(owner="client"), TwoHeads(owner="client")]),
+    first(1, [Interpolated(), MoreauEnvelope(), AdaptiveStart(owner="client"), HeadsTogether(owner="client")]),
 )
 def test_a_client_that_is_not_selected_keeps_what_is_its_own(scheme: Personalization) -> None:
     played = run(scheme, selection=Random(fraction=0.5), num_rounds=4)

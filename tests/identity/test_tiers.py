@@ -25,7 +25,7 @@ from fedbac.core.world import World
 from fedbac.data import planted_groups
 from fedbac.engines import Simulator
 from fedbac.local import LoopTrainer
-from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, TwoHeads
+from fedbac.personalization import Additive, HeadsTogether, PerCluster, Personal, PersonalHead, TwoHeads
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.start import start
 from fedbac.selection import PowerOfChoice, Random, Thompson
@@ -290,7 +290,7 @@ def owned(scheme: Any, owner: str) -> Played:
 
 @pytest.mark.covering
 @pytest.mark.parametrize("owner", ["region", "country"])
-@pytest.mark.parametrize("scheme", [PersonalHead, Personal, TwoHeads])
+@pytest.mark.parametrize("scheme", [PersonalHead, Personal, TwoHeads, HeadsTogether])
 def test_where_each_edge_is_a_node_what_nodes_own_is_what_edges_own(scheme: Any, owner: str) -> None:
     """Also after several rounds, some clients, and phases of their own."""
     edges, nodes = owned(scheme, "edge"), owned(scheme, owner)

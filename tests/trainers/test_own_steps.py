@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedbac import Runtime
+from fedbac import Runtime, configure
 from fedbac.config.training import AdamW
-from fedbac.core.parts import LocalSteps, Parts
+from fedbac.core import trees
+from fedbac.core.parts import LocalSteps, Params, Parts
 from fedbac.core.requests import Evaluate, Trained
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import ConfigError, PolicyError
 from fedbac.local import LoopTrainer, NativeTrainer, PoolTrainer, make_trainer
-from fedbac.personalization import AdaptiveStart, Interpolated, MoreauEnvelope, Shared
+from fedbac.personalization import AdaptiveStart, HeadsTogether, Interpolated, MoreauEnvelope, Shared, TwoHeads
 from tests.support import NO_GPU, NO_KERNEL, deal, distance, federate, order
 from tests.trainers.reference import DATA, OPTIONS, check, make, requests, setting, starts, with_momentum
 from tests.trainers.test_shifts import shifted
@@ -89,7 +90,12 @@ class Drawing(nn.Module):
         return found
 
 
-SCHEMES = [Interpolated(), MoreauEnvelope(inner_steps=2), AdaptiveStart(owner="client", first_passes=3)]
+SCHEMES = [
+    Interpolated(),
+    MoreauEnvelope(inner_steps=2),
+    AdaptiveStart(owner="client", first_passes=3),
+    HeadsTogether(owner="client"),
+]
 
 
 @pytest.mark.full
@@ -113,6 +119,33 @@ def test_on_a_cpu_no_bit_of_a_client_depends_on_the_others(scheme: Any, monkeypa
         mine = {part: {n: v[row : row + 1] for n, v in params.items()} for part, params in together.parts_C.items()}
         assert distance(mine, one.parts_C) == 0
         assert one.loss_C[0] == together.loss_C[row]
+
+
+@every_path
+def test_what_stands_beside_adds_its_logits_and_draws_alike(path: str) -> None:
+    """Beside itself, a network with dropout says what it does with its last layer doubled."""
+    federation, last = setting(None, user=Drawing), ("layers.4.weight", "layers.4.bias")
+    made: Any = make(path, federation, Stepped())
+    (request, *_) = requests(federation, Shared())
+    network = trees.to(trees.select(request.bank["global"], request.row_C["global"]), made.device)
+    doubled = {name: value * (2 if name in last else 1) for name, value in network.items()}
+
+    def slopes(at: Params, beside: Params | None) -> tuple[Params, torch.Tensor]:
+        local = made.own.before(request)
+        next(local.batches())
+        return local.gradient(at, last, beside), local.loss_C
+
+    for found, expected in zip(slopes(network, network), slopes(doubled, None), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert set(slopes(network, network)[0]) == set(last)
+
+
+def test_steps_know_what_their_clients_hold() -> None:
+    federation = setting(None)
+    made: Any = make("vmap", federation, Stepped())
+    local = made.own.before(order((2, 0), starts(federation, Shared())[0]))
+    expected = [np.bincount(DATA.y_train[federation.shards.train[c]], minlength=DATA.num_classes) for c in (2, 0)]
+    np.testing.assert_array_equal(local.count_CK, expected)
 
 
 @every_path
@@ -160,6 +193,16 @@ def test_batch_normalization_is_refused_with_a_sentence(scheme: Any) -> None:
         adjusted(make_trainer(federation.network, scheme, federation.examples, Runtime(workers=1)), scheme).train(
             [order((0, 1), starts(federation, scheme)[0])]
         )
+
+
+def test_where_heads_cannot_learn_together_it_is_said_how_they_can() -> None:
+    federation, named = setting(None, user=normal), "method.personalization.kind=two_heads"
+    with pytest.raises(ConfigError, match=rf"heads can only learn in turn; use {named}, or group normalization"):
+        starts(federation, HeadsTogether())
+    instead = configure("fedrod", settings=["method.personalization.kind=heads_together", named]).method.personalization
+    assert isinstance(instead, TwoHeads)
+    assert instead.owner == "client"
+    starts(federation, instead)
 
 
 class Astray(Stepped):

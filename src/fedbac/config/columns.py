@@ -31,8 +31,8 @@ SHARING = Choice(
 PERSONALIZATION = Choice(
     Personalization,
     "fedbac.personalization",
-    "Shared PerCluster Directed Additive Personal Interpolated MoreauEnvelope PersonalHead LateHead TwoHeads "
-    "AdaptiveStart ControlVariates GroupCorrections DynamicPull Adapters",
+    "Shared PerCluster Directed Additive Personal Interpolated MoreauEnvelope PersonalHead LateHead HeadsTogether "
+    "TwoHeads AdaptiveStart ControlVariates GroupCorrections DynamicPull Adapters",
 )
 AGGREGATION = Choice(
     Aggregation,

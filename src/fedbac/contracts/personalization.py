@@ -134,13 +134,14 @@ class Rehearsal:
     def __init__(self, network: nn.Module, clients: Collection[int]) -> None:
         self.network, self.clients, self.step = network, list(clients), 0
         self.rate_C, self.loss_C = torch.full((len(clients),), RATE), torch.zeros(len(clients))
+        self.count_CK = COUNT_CK[self.clients]
 
     def batches(self, share: float = 1.0) -> Iterator[None]:
         """Go through two batches."""
         for self.step in range(NUM_STEPS):
             yield
 
-    def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
+    def gradient(self, network_C: Params, names: Collection[str] | None = None, beside: Params | None = None) -> Params:
         """Return the gradient of each client's batch."""
         found, losses = [], []
         for row, client in enumerate(self.clients):
@@ -148,8 +149,11 @@ class Rehearsal:
             x = torch.randn((BATCH, *SHAPE), generator=generator)
             y = torch.randint(NUM_CLASSES, (BATCH,), generator=generator)
 
-            def loss(params: Params, x: Tensor = x, y: Tensor = y) -> Tensor:
-                return nn.functional.cross_entropy(functional_call(self.network, params, (x,)), y)
+            others = [] if beside is None else [trees.take(beside, row)]
+
+            def loss(params: Params, x: Tensor = x, y: Tensor = y, others: list[Params] = others) -> Tensor:
+                logits = [functional_call(self.network, one, (x,)) for one in (params, *others)]
+                return nn.functional.cross_entropy(torch.stack(logits).sum(0), y)
 
             gradient, value = grad_and_value(loss)(trees.take(network_C, row))
             found.append(gradient)

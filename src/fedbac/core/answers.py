@@ -470,6 +470,8 @@ def _check_phase(what: str, scheme: Any, phase: Phase, networks: tuple[str, ...]
     terms = phase.terms or scheme.terms or networks
     for part in phase.moves:
         _require(scheme.parts[part].networks, f"{what} moves {part!r}, which belongs to no network")
+        if isinstance(scheme, Stepping):  # which says itself what learns through which networks
+            continue
         own = scheme.parts[part].networks
         summed = [network for network in own if network in terms]
         its = f"network {own[0]!r} is" if len(own) == 1 else f"networks {', '.join(own)} are"

@@ -157,13 +157,16 @@ class LocalSteps(Protocol):
     """Each one's learning rate."""
     loss_C: Tensor
     """The mean loss of each one's batch, where a gradient was last taken."""
+    count_CK: IntArray
+    """Each one's training examples of each class."""
 
     def batches(self, share: float = 1.0) -> Iterator[None]:
         """Go before training through the batches of a random share of everybody's examples, the same ones each time;
         who has fewer has gradients of 0 while others go on."""
 
-    def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
-        """Return the gradient of the mean loss of everybody's batch at these weights: of all, or of those named."""
+    def gradient(self, network_C: Params, names: Collection[str] | None = None, beside: Params | None = None) -> Params:
+        """Return the gradient of the mean loss of everybody's batch at these weights: of all, or of those named; where
+        another network stands beside, which keeps still, by the sum of both networks' logits."""
 
     def clipped(self, gradient_C: Params) -> Params:
         """Return a gradient as the task clips those of a network."""

@@ -12,7 +12,6 @@ from fedbac.core import trees
 from fedbac.core.answers import checked_outcome, checked_start_of_clients
 from fedbac.core.parts import Adjusting, Blending, LocalRun, Parts, Personalization, Start, Stepping, predicting
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
-from fedbac.data import class_counts
 from fedbac.local.own_steps import OwnSteps
 from fedbac.local.stages import adamw_of
 
@@ -127,7 +126,7 @@ class AdjustedTrainer:
         momenta_F = [training.momentum if phase.momentum is None else phase.momentum for phase in phases]
         rate, decay = request.learning_rate, training.weight_decay
         return LocalRun(
-            count_CK=class_counts(examples.dataset.dealt_by[0], mine, examples.dataset.dealt_by[2]),
+            count_CK=examples.class_counts(request.clients),
             travel_FC=np.array([[rate * reach(n, m) for n in row] for row, m in zip(steps, momenta_F, strict=True)]),
             left_FC=np.array(
                 [[decayed(n, rate, m, decay) for n in row] for row, m in zip(steps, momenta_F, strict=True)]

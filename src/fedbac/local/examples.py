@@ -1,6 +1,6 @@
 """What all trainers share: the examples, the order in which clients visit them, and the losses that come of it."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -111,14 +111,18 @@ class Examples:
             self._subsets[client, split, cap] = np.sort(drawn)
         return self._subsets[client, split, cap]
 
+    def class_counts(self, clients: Iterable[int]) -> IntArray:
+        """Return how many training examples of each class clients hold."""
+        class_N, _, num_classes = self.dataset.dealt_by
+        return class_counts(class_N, [self.shards.train[client] for client in clients], num_classes)
+
     @cached_property
     def client_test(self) -> tuple[IntArray, ...]:
         """Per client, its share of the test data of its edge, by its classes."""
-        (train_N, test_N, num_classes), shares = self.dataset.dealt_by, [mine[:0] for mine in self.shards.train]
+        (_, test_N, _), shares = self.dataset.dealt_by, [mine[:0] for mine in self.shards.train]
         for edge, clients in enumerate(self.shards.clients):
-            count_NC = class_counts(train_N, [self.shards.train[client] for client in clients], num_classes)
             rng = stream(self.seed, "client-test", edge)
-            dealt = deal_test(self.shards.test[edge], test_N, count_NC, rng)
+            dealt = deal_test(self.shards.test[edge], test_N, self.class_counts(clients), rng)
             for client, share in zip(clients, dealt, strict=True):
                 shares[client] = share
         return tuple(shares)

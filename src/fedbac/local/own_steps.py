@@ -109,6 +109,7 @@ class Steps:
         rates = np.array([request.rates(0)[c] for request, c in jobs])
         self.rate_C = self.rate_J = trees.onto(rates, own.device, torch.float32)
         self.loss_C = torch.zeros(len(jobs), device=own.device)
+        self.count_CK = self.count_JK = own.examples.class_counts(request.clients[c] for request, c in jobs)
         stated = own.scheme.phases()[0].momentum
         self.momentum = own.examples.training.momentum if stated is None else stated
         self.velocity: Parts = {}
@@ -149,13 +150,13 @@ class Steps:
             self._look(step, count_C)
             yield
 
-    def gradient(self, network_C: Params, names: Collection[str] | None = None) -> Params:
+    def gradient(self, network_C: Params, names: Collection[str] | None = None, beside: Params | None = None) -> Params:
         """Return the gradient of the mean loss of everybody's batch."""
         wanted = network_C if names is None else names
         moving, still = ({n: v for n, v in network_C.items() if (n in wanted) == moves} for moves in (True, False))
         take = self._together if self.own.together else self._each
         with kernels(exact=True):
-            found, loss_C, square_C = take(moving, still)
+            found, loss_C, square_C = take(moving, still, beside or {})
         self._note(loss_C, square_C)
         return found
 
@@ -196,6 +197,7 @@ class Steps:
         """Bring the batches of a step: all as one, padded, or each as it is."""
         rows, room = len(count_C), np.arange(self.own.examples.batch_room)
         self.step, self.count_C, self.rate_C, self.loss_C = step, count_C, self.rate_J[:rows], self.loss_C[:rows]
+        self.count_CK = self.count_JK[:rows]
         if self.own.together:
             self.seen = [self._batch((step, slice(0, rows)), room < count_C[:, None])]
         else:
@@ -209,36 +211,42 @@ class Steps:
             x = augment.apply(x, *(trees.onto(drawn[0, *at], self.own.device) for drawn in (table.offset, table.flip)))
         return self.own.examples.normalize(x), labels[index], trees.onto(counts, self.own.device, torch.float32)
 
-    def _together(self, moving: Params, still: Params) -> Found:
+    def _together(self, moving: Params, still: Params, beside: Params) -> Found:
         """Take the gradients of all clients by one call for each layer."""
 
-        def loss(moving: Params, still: Params, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        def loss(
+            moving: Params, still: Params, beside: Params, x: Tensor, y: Tensor, counts: Tensor
+        ) -> tuple[Tensor, Tensor]:
             with counting(counts):
-                logits = functional_call(self.own.network, {**still, **moving}, (x,))
+                logits = self._logits({**still, **moving}, beside, x)
             lost = judge.loss(logits, y, "none")
             return (lost * counts).sum() / counts.sum().clamp(min=1), (lost.square() * counts).sum()
 
         leaves, judge = _leaves(moving), self.own.examples.loss
-        with self._seeded():
-            loss_C, square_C = vmap(loss, randomness="different")(leaves, still, *self.seen[0])
+        loss_C, square_C = vmap(loss, randomness="different")(leaves, still, beside, *self.seen[0])
         has_C = trees.onto(self.count_C > 0, self.own.device)
         found = _gradient(loss_C.sum(), leaves)  # of each client's loss by its own weights
         found = {name: torch.where(_column(has_C, value), value, 0.0) for name, value in found.items()}
         return found, loss_C.detach(), square_C.detach()
 
-    def _each(self, moving: Params, still: Params) -> Found:
+    def _each(self, moving: Params, still: Params, beside: Params) -> Found:
         """Take the gradient of one client after another."""
         found, losses, squares = [], [], []
         for c, (x, y, _) in enumerate(self.seen):
-            leaves = _leaves(trees.take(moving, c))
-            with self._seeded(c):
-                logits = functional_call(self.own.network, {**trees.take(still, c), **leaves}, (x,)) if len(y) else None
+            leaves, others = _leaves(trees.take(moving, c)), trees.take(beside, c)
+            logits = self._logits({**trees.take(still, c), **leaves}, others, x, c) if len(y) else None
             lost_B = torch.zeros(1) if logits is None else self.own.examples.loss.loss(logits, y, "none")
             loss = lost_B.mean()
             found.append(_gradient(loss, leaves) if loss.requires_grad else trees.zeros(leaves))
             losses.append(loss.detach())
             squares.append(lost_B.detach().square().sum())
         return trees.stack(found), torch.stack(losses), torch.stack(squares)
+
+    def _logits(self, network: Params, beside: Params, x: Tensor, client: int | None = None) -> Tensor:
+        """Return the logits of a network, plus those of what stands beside it, whose layers draw alike."""
+        with self._seeded(client):
+            logits: Tensor = functional_call(self.own.network, network, (x,))
+        return logits + self._logits(beside, {}, x, client) if beside else logits
 
     def _seeded(self, client: int | None = None) -> AbstractContextManager[object]:
         """Let layers such as dropout draw by the client's own stream; for many at once, by one for all."""

@@ -7,7 +7,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from fedbac.config.training import AdamW, Training
-from fedbac.core.parts import Anatomy, Params, Phase
+from fedbac.core.parts import Anatomy, Params, Phase, Stepping
 from fedbac.core.requests import Train
 from fedbac.errors import ConfigError
 
@@ -84,7 +84,7 @@ def _stage(anatomy: Anatomy, phase: Phase, training: Training) -> Stage:
     terms = phase.terms if phase.terms is not None else scheme.terms
     networks = anatomy.networks if terms is None else terms
     moving: dict[str, tuple[Moving, ...]] = {}
-    for part in phase.moves:
+    for part in () if isinstance(scheme, Stepping) else phase.moves:
         own, pull, anchor = scheme.parts[part].networks, phase.pull.get(part), None
         through = [network for network in own if network in networks]
         if len(through) != 1:

@@ -12,6 +12,7 @@ from fedbac.personalization.personal import AdaptiveStart as AdaptiveStart
 from fedbac.personalization.personal import Interpolated as Interpolated
 from fedbac.personalization.personal import MoreauEnvelope as MoreauEnvelope
 from fedbac.personalization.personal import Personal as Personal
+from fedbac.personalization.split import HeadsTogether as HeadsTogether
 from fedbac.personalization.split import LateHead as LateHead
 from fedbac.personalization.split import PersonalHead as PersonalHead
 from fedbac.personalization.split import TwoHeads as TwoHeads
