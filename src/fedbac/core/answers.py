@@ -101,9 +101,9 @@ def check_savable(who: str, verb: str, state: Any) -> None:
     found = type(state).__name__
     _require(named, f"{who}: {verb} must return a named tuple of arrays as its state, not a {found}")
     for field, value in zip(state._fields, state, strict=True):
-        good = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-        wanted = f"an array of numbers as field {field} of its state"
-        _require(good, f"{who}: {verb} must return {wanted}, not {_typed(value)}")
+        if not (isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):  # a name of a type takes long to say
+            wanted = f"an array of numbers as field {field} of its state"
+            raise PolicyError(f"{who}: {verb} must return {wanted}, not {_typed(value)}")
 
 
 def _typed(value: Any) -> str:
@@ -125,11 +125,11 @@ def checked_state(column: str, policy: Any, state: Any, before: Any) -> Any:
 def checked_trust(policy: Any, verb: str, mask_N: Any, num_members: int) -> BoolArray:
     """Return whom a selection policy trusts, or asks, if it is a mask; it may be nobody."""
     who = _named("selection", policy)
-    _require(
-        isinstance(mask_N, np.ndarray) and mask_N.dtype == np.bool_,
-        f"{who}: {verb} must return a mask, an array of bool with an entry for each client, not {_typed(mask_N)}; "
-        "from indices, make one with mask = numpy.zeros(n, dtype=bool); mask[indices] = True",
-    )
+    if not (isinstance(mask_N, np.ndarray) and mask_N.dtype == np.bool_):
+        raise PolicyError(
+            f"{who}: {verb} must return a mask, an array of bool with an entry for each client, not {_typed(mask_N)}; "
+            "from indices, make one with mask = numpy.zeros(n, dtype=bool); mask[indices] = True"
+        )
     fits = mask_N.shape == (num_members,)
     _require(fits, f"{who}: {verb} returned a mask of shape {mask_N.shape} for {num_members} clients")
     return cast(BoolArray, mask_N)
