@@ -199,7 +199,7 @@ def test_where_heads_cannot_learn_together_it_is_said_how_they_can() -> None:
     federation, named = setting(None, user=normal), "method.personalization.kind=two_heads"
     with pytest.raises(ConfigError, match=rf"heads can only learn in turn; use {named}, or group normalization"):
         starts(federation, HeadsTogether())
-    instead = configure("fedrod", settings=["method.personalization.kind=heads_together", named]).method.personalization
+    instead = configure("fedrod", settings=[named]).method.personalization
     assert isinstance(instead, TwoHeads)
     assert instead.owner == "client"
     starts(federation, instead)
