@@ -293,7 +293,10 @@ def test_every_selection_policy_at_fraction_one_selects_everybody(
     cls: type[Settings], personalization: Settings
 ) -> None:
     full = selecting(Random(), personalization)
-    short = {"warmup": {"warmup": 1}, "shared": {"shared": {"warmup": 1}}}  # two rounds with what was learned
+    short: dict[str, dict[str, Any]] = {
+        "warmup": {"warmup": 1},
+        "shared": {"shared": {"warmup": 1}},
+    }  # two rounds with what was learned
     settings = [setting for field, setting in short.items() if field in cls.model_fields]
     policy = selecting(cls.model_validate({"fraction": 1.0, **(settings[0] if settings else {})}), personalization)
     everybody = [list(clients) for clients in VALIDATED.clients]
