@@ -19,35 +19,36 @@ ATTACKS = {
 SHOWN = ("mean", "nnm+trimmed", "one-voice+median", "no-voice+trimmed-median-losses")
 """The rules in the table; the file has all."""
 NUMBERS = "liars.csv"
-Found = Mapping[tuple[str, str, str], Mapping[str, Any]]
+METHODS = {"fedfork": "fedfork", "fed-bac": "Fed-BAC", "hierfavg": "HierFAVG"}
+Found = Mapping[tuple[str, str, str, str], Mapping[str, Any]]
 
 
 def tables(folder: Path) -> str:
     """Return by setting and rule the accuracies on seed 0, and the largest loss to a lie; "–" was not run."""
     found, rows = _found(folder), []
     for setting, title in SETTINGS.items():
-        honest = found[setting, "mean", "none"]["accuracy"]
-        for rule in (rule for rule in SHOWN if (setting, rule, "none") in found):
-            reached = [
-                found[setting, rule, lie]["accuracy"] if (setting, rule, lie) in found else None for lie in ATTACKS
-            ]
-            lost = max(honest - one for one in reached if one is not None)
-            told = [NONE if one is None else fixed(100 * one, 1) for one in reached]
-            rows.append([f"{title}: {rule}", *told, fixed(100 * lost, 1)])
+        for method in (method for method in METHODS if (setting, method, "mean", "none") in found):
+            honest = found[setting, method, "mean", "none"]["accuracy"]
+            for rule in (rule for rule in SHOWN if (setting, method, rule, "none") in found):
+                ran = [found.get((setting, method, rule, lie)) for lie in ATTACKS]
+                reached = [NONE if row is None else fixed(100 * row["accuracy"], 1) for row in ran]
+                lost = [honest - row["accuracy"] for row in ran[1:] if row is not None]
+                worst = fixed(100 * max(lost), 1) if lost else NONE
+                rows.append([f"{title}, {METHODS[method]}: {rule}", *reached, worst])
     return f"\n{table(['', *ATTACKS.values(), 'largest loss'], rows)}\n\n"
 
 
 def numbers(folder: Path) -> list[list[str]]:
     """Return the accuracies of the tables, and those at the worst edge."""
-    shares = {where: (row["accuracy"], row["edge_min"]) for where, row in _found(folder).items()}
     rows = [
-        [SETTINGS[where[0]], *where[1:], *(fixed(100 * share, 1) for share in both)] for where, both in shares.items()
+        [SETTINGS[where[0]], *where[1:], *(fixed(100 * row[name], 1) for name in ("accuracy", "edge_min"))]
+        for where, row in _found(folder).items()
     ]
-    return [["setting", "rule", "attack", "accuracy (%)", "worst edge (%)"], *rows]
+    return [["setting", "method", "rule", "attack", "accuracy (%)", "worst edge (%)"], *rows]
 
 
 def _found(folder: Path) -> Found:
-    """Return the runs on seed 0 by setting, rule and attack."""
+    """Return the runs on seed 0 by setting, method, rule and attack."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jsonl"))]
     rows = [json.loads(line) for text in texts for line in text.splitlines()]
-    return {(row["setting"], row["rule"], row["attack"]): row for row in rows if row["seed"] == 0}
+    return {(row["setting"], row["method"], row["rule"], row["attack"]): row for row in rows if row["seed"] == 0}
