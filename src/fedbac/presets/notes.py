@@ -59,6 +59,10 @@ FEDROD_DIFFERENCES = (
         ("method.personalization={kind: random_head, owner: client}",),
     ),
 )
+UNSEEN = Difference(
+    "Selection is rewarded on validation data, not on the test data that are reported.",
+    ("method.selection.reward_split=test",),
+)
 LAST_MIX = Difference(
     "It predicts with the last training's mix; the original first learns a new one.",
     ("task.rounds=21", "method.personalization={kind: mixed_again, owner: client}"),
@@ -208,10 +212,7 @@ NOTES: dict[str, Note] = {
         PAPER,
         "A network shared by all plus one of the cluster predicts (Eq. 2). A LinUCB bandit assigns edges to clusters "
         "(Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12).",
-        Difference(
-            "Selection is rewarded on validation data, not on the test data that are reported.",
-            ("method.selection.reward_split=test",),
-        ),
+        UNSEEN,
         Difference("What the paper leaves open is chosen by us.", unpriced="docs/open-questions.md says what and why"),
     ),
     "paper-text": _note(PAPER, f"Fed-BAC by the paper's text, with rewards on test data. {PAPER_START}"),
