@@ -161,8 +161,8 @@ def own(method: str, kind: str, network: str, loss: str, *settings: str, rounds:
 
 CASES = [
     ("hierfavg", "numbers", f"{NAME}:pretrained", f"{NAME}:Huber"),
-    ("fed-bac", "tokens", f"{NAME}:Speaker", "next_token"),
     ("ifca-edges", "numbers", f"{NAME}:Tables", "squared_error", "method.clustering.num_clusters=2"),
+    ("fed-bac", "tokens", f"{NAME}:Speaker", "next_token"),
     ("ditto", "numbers", f"{NAME}:Tables", f"{NAME}:Nll"),
     ("fedavg", "numbers", "mlp", "squared_error"),
     ("hierfavg", "large", "mlp", "squared_error", "task.training.learning_rate=1e-6"),
@@ -170,7 +170,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", first(2, CASES), ids=" ".join)
+@pytest.mark.parametrize("case", first(2, [CASES[0], CASES[2], CASES[1], *CASES[3:]]), ids=" ".join)
 def test_a_federation_with_the_users_model_equals_the_simulator(case: tuple[str, ...], tmp_path: Path) -> None:
     _, kind, _, loss, *_ = case
     run = own(*case)
