@@ -49,6 +49,12 @@ def test_the_score_of_clients_by_hand() -> None:
     np.testing.assert_allclose(score_N, [(value - 9.99) / (30 - 9.99) + bonus for value in (10, 20, 20)])
 
 
+def test_who_claims_to_take_no_time_is_not_slow() -> None:
+    policy, seconds_N = Oort(), np.where(np.arange(NUM) < NUM - 1, 0.0, 2.0)
+    found_N = policy.penalty(explored(policy, np.ones(NUM), seconds_N), crowd(NUM))
+    assert found_N.tolist() == [1.0] * (NUM - 1) + [0.0]
+
+
 @pytest.mark.parametrize("penalty", [1.0, 2.0])
 def test_a_slow_client_of_equal_utility_has_its_score_cut_by_the_penalty(penalty: float) -> None:
     policy, seconds_N = Oort(round_penalty=penalty), np.where(np.arange(NUM) == 4, 5.0, 2.0)

@@ -128,8 +128,9 @@ class Oort(Selection):
             return np.ones(seconds_N.size)
         place = min(int(seconds_N.size * state.threshold[0] / 100), seconds_N.size - 1)
         preferred = np.sort(seconds_N)[place]
-        factor_N: FloatArray = np.minimum(preferred / seconds_N, 1.0) ** self.round_penalty
-        return factor_N
+        slow_N = seconds_N > preferred  # who claims to take no time is not slow
+        factor_N: FloatArray = np.divide(preferred, seconds_N, out=np.ones(seconds_N.size), where=slow_N)
+        return factor_N**self.round_penalty
 
     def _explored(self, state: OortState, evidence: Evidence, new_N: BoolArray, count: int, rng: Rng) -> BoolArray:
         """Draw by data, penalized if slow, among the best of those never selected."""
