@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fedbac.gpu.driver import Kernel, Lane, Turn, in_turn
+from fedbac.gpu.driver import Kernel, KernelQueue, Turn, in_turn
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -38,7 +38,7 @@ class EmulatedModule:
         launch.argtypes = [POINTER(c_uint), c_uint, POINTER(c_void_p)]
         launch((c_uint * 3)(*grid), threads, ctypes.cast(arguments, POINTER(c_void_p)))
 
-    def launch_all(self, kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]) -> None:
+    def launch_all(self, kernels: Sequence[Kernel], lanes: Sequence[KernelQueue], turns: Sequence[Turn]) -> None:
         in_turn(self.launch, kernels, lanes, turns)
 
 

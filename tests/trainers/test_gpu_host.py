@@ -17,7 +17,7 @@ from fedbac.core import trees
 from fedbac.core.parts import Parts
 from fedbac.federation import Federation
 from fedbac.gpu import NetworkPlan
-from fedbac.gpu.driver import Kernel, Lane, in_turn, launches, pointers
+from fedbac.gpu.driver import Kernel, KernelQueue, in_turn, launches, pointers
 from fedbac.local import FusedTrainer, LoopTrainer, fused
 from fedbac.local.batches import LANES, Visits, VisitTable, shared_out
 from fedbac.local.fused import Workload
@@ -156,7 +156,7 @@ def test_layers_lie_side_by_side_in_the_kernels_layout() -> None:
 def test_kernels_started_in_one_call_are_those_started_one_by_one() -> None:
     """In the same order, each with the step that its lane has then; and the first error ends it."""
     rule, steps = c_int32(), [c_int32(), c_int32()]
-    lanes = [Lane(c_void_p(s), pointers([rule, step]), step) for s, step in zip((None, 7), steps, strict=True)]
+    lanes = [KernelQueue(c_void_p(s), pointers([rule, step]), step) for s, step in zip((None, 7), steps, strict=True)]
     kernels = [Kernel(c_void_p(11), 1, 2, 32, 0), Kernel(c_void_p(12), 3, 4, 64, 2**16)]
     alone: list[tuple[Any, ...]] = []
 

@@ -1,6 +1,7 @@
 """Steps that a scheme takes itself: SGD, written as such, is what the naive trainer does, whoever else is there."""
 
 import logging
+import re
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -196,9 +197,9 @@ def test_batch_normalization_is_refused_with_a_sentence(scheme: Any) -> None:
 
 
 def test_where_heads_cannot_learn_together_it_is_said_how_they_can() -> None:
-    federation, named = setting(None, user=normal), "method.personalization.kind=two_heads"
-    with pytest.raises(ConfigError, match=rf"heads can only learn in turn; use {named}, or group normalization"):
-        starts(federation, HeadsTogether())
+    federation, named = setting(None, user=normal), "method.personalization={kind: two_heads, owner: client}"
+    with pytest.raises(ConfigError, match=f"heads can only learn in turn; use {re.escape(named)}, or group norm"):
+        starts(federation, HeadsTogether(owner="client"))
     instead = configure("fedrod", settings=[named]).method.personalization
     assert isinstance(instead, TwoHeads)
     assert instead.owner == "client"

@@ -46,7 +46,7 @@ class Kernel(NamedTuple):
     shared: int
 
 
-class Lane(NamedTuple):
+class KernelQueue(NamedTuple):
     """Where kernels run one after another: a stream, their arguments by ``pointers``, and the argument that counts."""
 
     stream: c_void_p | None
@@ -55,27 +55,27 @@ class Lane(NamedTuple):
 
 
 Turn = tuple[int, int, int]
-"""A lane, its step, and its rows at this step."""
+"""A queue, its step, and its rows at this step."""
 
 
 def in_turn(
-    launch: Callable[..., None], kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]
+    launch: Callable[..., None], kernels: Sequence[Kernel], queues: Sequence[KernelQueue], turns: Sequence[Turn]
 ) -> None:
     """Start kernels by a call for each."""
     for place, step, rows in turns:
-        lane = lanes[place]
-        lane.step.value = step
+        queue = queues[place]
+        queue.step.value = step
         for kernel, y, z, threads, shared in kernels:
-            launch(kernel, (rows, y, z), threads, shared, lane.stream, lane.arguments)
+            launch(kernel, (rows, y, z), threads, shared, queue.stream, queue.arguments)
 
 
-def launches(kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]) -> NDArray[np.int64]:
+def launches(kernels: Sequence[Kernel], queues: Sequence[KernelQueue], turns: Sequence[Turn]) -> NDArray[np.int64]:
     """Return what ``in_turn`` would start, as rows of numbers and addresses."""
     each_K = [(one.kernel.value, one.y, one.z, one.threads, one.shared) for one in kernels]
-    each_L = [((s and s.value) or 0, ctypes.addressof(a), ctypes.addressof(step)) for s, a, step in lanes]
-    lane_T, step_T, rows_T = np.array(turns, dtype=np.int64).reshape(-1, 3).T[:, :, None]
+    each_Q = [((s and s.value) or 0, ctypes.addressof(a), ctypes.addressof(step)) for s, a, step in queues]
+    queue_T, step_T, rows_T = np.array(turns, dtype=np.int64).reshape(-1, 3).T[:, :, None]
     kernel, y, z, threads, shared = np.array(each_K, dtype=np.int64).T[:, None]
-    stream, arguments, step = np.array(each_L, dtype=np.int64)[lane_T[:, 0]].T[:, :, None]
+    stream, arguments, step = np.array(each_Q, dtype=np.int64)[queue_T[:, 0]].T[:, :, None]
     columns = np.broadcast_arrays(kernel, rows_T, y, z, threads, shared, stream, arguments, step, step_T)
     return np.ascontiguousarray(np.stack(columns, -1).reshape(-1, len(columns)))
 
@@ -106,12 +106,12 @@ class Module:
         launch = self._driver.cuLaunchKernel
         _check(self._driver, launch(kernel, *grid, threads, 1, 1, shared_bytes, stream, arguments, None))
 
-    def launch_all(self, kernels: Sequence[Kernel], lanes: Sequence[Lane], turns: Sequence[Turn]) -> None:
-        """In every turn start all kernels for a lane's rows at its step."""
+    def launch_all(self, kernels: Sequence[Kernel], queues: Sequence[KernelQueue], turns: Sequence[Turn]) -> None:
+        """In every turn start all kernels for a queue's rows at its step."""
         if (start := native.launcher()) is None:
-            in_turn(self.launch, kernels, lanes, turns)
+            in_turn(self.launch, kernels, queues, turns)
             return
-        table = launches(kernels, lanes, turns)
+        table = launches(kernels, queues, turns)
         _check(self._driver, start(cast(self._driver.cuLaunchKernel, c_void_p), table.ctypes.data, len(table)))
 
 

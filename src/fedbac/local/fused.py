@@ -18,7 +18,7 @@ from fedbac.core.parts import Anatomy, Params, Parts, Personalization
 from fedbac.core.queries import Split
 from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.settings import FloatArray, IntArray
-from fedbac.gpu.driver import Kernel, Lane, Module, Streams, current_stream, pointers
+from fedbac.gpu.driver import Kernel, KernelQueue, Module, Streams, current_stream, pointers
 from fedbac.gpu.network import MAX_PARTS, NetworkPlan
 from fedbac.local.batches import LANES, Visits, VisitTable
 from fedbac.local.examples import Examples, Losses, cells, kept, rates, shares
@@ -331,8 +331,8 @@ class FusedTrainer:
         turns = [(lane, step, parts * rows) for lane, rows_S in active for step, rows in enumerate(rows_S)]
         turns.sort(key=itemgetter(1))  # so that all lanes begin at once
         with self.streams.fork() as streams:
-            lanes = [Lane(*one) for one in zip(streams, arguments, (one.step for one in given), strict=False)]
-            self.module.launch_all(self.training, lanes, turns)
+            queues = [KernelQueue(*one) for one in zip(streams, arguments, (one.step for one in given), strict=False)]
+            self.module.launch_all(self.training, queues, turns)
         if not last:  # the next phase needs the room
             weights, velocity = weights.clone(), velocity.clone()
         fleet.move(stage, weights, velocity, shared)
@@ -458,7 +458,7 @@ class FusedTrainer:
             given.point("jobs", there["jobs"][some])
             given.point("slots", there["slots"][some])
             rows = min(at_once, num_jobs - start)
-            self.module.launch_all(self.scoring, [Lane(stream, arguments, given.step)], [(0, 0, rows)])
+            self.module.launch_all(self.scoring, [KernelQueue(stream, arguments, given.step)], [(0, 0, rows)])
         both = torch.zeros(12 * num_pairs, dtype=torch.uint8, device=self.device)  # they come back in one copy
         loss, correct = both[: 8 * num_pairs], both[8 * num_pairs :]  # of float64 and int32
         tensors = [logits, there["visits"], split[1], there["pairs"], loss, correct]

@@ -126,7 +126,8 @@ class HeadsTogether(_UnderTwoHeads):
         if any(True for _ in build(0).buffers()):
             raise ConfigError(
                 f"method.personalization {self.kind!r}: under a network with buffers, such as batch normalization, "
-                "heads can only learn in turn; use method.personalization.kind=two_heads, or group normalization"
+                f"heads can only learn in turn; use method.personalization={{kind: two_heads, owner: {self.owner}}}, "
+                "or group normalization"
             )
         return super().init(build, owners)
 
