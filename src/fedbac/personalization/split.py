@@ -115,8 +115,8 @@ class HeadsTogether(_UnderTwoHeads):
     """It predicts g(φ(x)) + p(φ(x)): body φ and generic head g belong to the cloud, head p to its owner.
 
     Each batch moves all three at once: φ and g by the balanced softmax of g(φ(x)), for which ln(share of the class
-    among the client's examples) is added to g's logits; p by the plain loss of the sum, φ and g held fixed. Each
-    gradient is clipped by itself. ``two_heads`` is several times as fast.
+    among the client's examples) is added to g's logits; p by the plain loss of the sum, φ and g held fixed. The
+    gradient of φ and g is clipped as one, that of p by itself. ``two_heads`` is several times as fast.
     """
 
     kind: Literal["heads_together"] = "heads_together"
@@ -139,7 +139,7 @@ class HeadsTogether(_UnderTwoHeads):
         """Move φ and g by the balanced loss of g, and p by that of the sum."""
         body, generic, personal = (now_C[part] for part in ("body", "generic", "personal"))
         shifted = _shifted(generic, _shift(local.count_CK)) if self.balanced else generic
-        slope = local.gradient(body | shifted)
+        slope = local.clipped(local.gradient(body | shifted))  # of one network; neither part is longer
         own = local.gradient(body | personal, personal, beside=body | generic)
         return {
             "body": local.descend("body", body, {name: slope[name] for name in body}),
