@@ -252,7 +252,6 @@ def test_a_cloud_that_cannot_go_back_stops_and_keeps_its_folder(tmp_path: Path) 
     assert len(RunFolder(tmp_path / "run").read().records) == 2
 
 
-@pytest.mark.full
 def test_a_round_is_waited_for_without_limit_while_sites_are_away(tmp_path: Path) -> None:
     federation, enrolled = begun(tmp_path, "hierfavg", rounds=2, min_clients=2, min_edges=2, max_repeats=1)
     federation.most_said = 100

@@ -483,7 +483,6 @@ def test_test_data_of_an_edge_are_refreshed_too(tmp_path: Path) -> None:
     assert again.charter.epoch == 2, "data that are the same make no epoch"
 
 
-@pytest.mark.full
 def test_a_new_edge_whose_test_data_look_otherwise_does_not_join(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

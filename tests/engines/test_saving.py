@@ -83,7 +83,6 @@ def test_an_interrupt_in_the_middle_of_saving_loses_nothing(tmp_path: Path, monk
     assert checkpoints.newest(tmp_path / "checkpoint") == 4
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("rarely")
 def test_a_last_state_that_cannot_be_saved_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -100,7 +99,6 @@ def test_a_last_state_that_cannot_be_saved_is_told(
     assert "the disk is full" in caplog.text
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("rarely")
 def test_a_folder_that_is_played_again_saves_its_first_round(tmp_path: Path) -> None:
     experiment, federation = setting()
