@@ -9,7 +9,6 @@ from fedbac.clustering import Fixed
 from fedbac.config.experiment import Evaluation, Method, Training
 from fedbac.core import trees
 from fedbac.core.parts import Params, Parts, Personalization, Phase
-from fedbac.core.settings import Settings
 from fedbac.data import planted_groups
 from fedbac.personalization import (
     AdaptiveStart,
@@ -185,7 +184,7 @@ def test_a_start_adapts_in_the_top_layers_alone() -> None:
 @OWNERS
 @pytest.mark.parametrize(("scheme", "close"), [(TwoHeads, 0.0), (HeadsTogether, 1e-6)])
 def test_body_and_generic_head_are_hierfavg_where_the_loss_is_plain(
-    scheme: type[Settings], close: float, owner: str, hierfavg: Played
+    scheme: type[TwoHeads | HeadsTogether], close: float, owner: str, hierfavg: Played
 ) -> None:
     """Clipped by the norm of both together, as the network of all is."""
     played = run(scheme.model_validate({"owner": owner, "balanced": False}))
