@@ -138,6 +138,14 @@ PAIRS = (
     Pair("apfl", "apfl", APFL, Rival(mended.LearningAPFL, options={"lam": 0.5}), change="v learns through the blend"),
     Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(FedRODClient)),
     Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(mended.ZeroHeadROD), change="p begins at zero"),
+    Pair(
+        "fedrod",
+        "fedrod",
+        (BY_CLIENTS,),
+        Rival(mended.ZeroHeadFirstROD),
+        passes=2 * EPOCHS,
+        change="the same, p trained before the rest",
+    ),
     Pair("fedala", "fedala", (BY_CLIENTS,), Rival(FedALAClient)),
 )
 

@@ -21,7 +21,7 @@ from fedbac.core.policies import Assignment
 from fedbac.core.queries import Evidence
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
-from fedbac.personalization import AdaptiveStart, Directed, DynamicPull, HeadsTogether, PersonalHead, Shared
+from fedbac.personalization import AdaptiveStart, Directed, DynamicPull, PersonalHead, Shared, TwoHeads
 from fedbac.rounds import measure
 from fedbac.selection.scored import SQUARE, Oort, OortState
 from fedbac.sharing.blends import Similar, SimilarState
@@ -138,7 +138,7 @@ class HeadLast(PersonalHead):
         return replace(head, until_last=1), replace(body, until_last=1), Phase(moves=("head",), epochs=10, last=1)
 
 
-class RandomHead(HeadsTogether):
+class RandomHead(TwoHeads):
     """FedRoD whose personal heads begin at random."""
 
     kind: Literal["random_head"] = "random_head"  # type: ignore[assignment]

@@ -7,7 +7,7 @@ import torch
 from fluke.algorithms.apfl import APFLClient
 from fluke.algorithms.ditto import DittoClient
 from fluke.algorithms.fedbabu import FedBABU
-from fluke.algorithms.fedrod import FedRODClient
+from fluke.algorithms.fedrod import BalancedSoftmaxLoss, FedRODClient
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -90,3 +90,31 @@ class ZeroHeadROD(FedRODClient):
         if begins:
             for value in self.inner_model.parameters():
                 nn.init.zeros_(value)
+
+
+class HeadFirstROD(FedRODClient):
+    """The personal head is trained before the body and the generic head, which keep still meanwhile."""
+
+    def fit(self, override_local_epochs: int = 0) -> float:
+        if self.optimizer is None:
+            self.optimizer, self.scheduler = self._optimizer_cfg(self.model)
+            self.optimizer_head, self.scheduler_head = self._optimizer_cfg(self.inner_model)
+        for _ in range(self.hyper_params.local_epochs):
+            for x, y in self.train_set:
+                with torch.no_grad():
+                    seen = self.model.encoder(x)
+                    generic = self.model.head(seen)
+                self.optimizer_head.zero_grad()
+                self.hyper_params.loss_fn(generic + self.inner_model(seen), y).backward()
+                self.optimizer_head.step()
+        balanced = BalancedSoftmaxLoss(self.sample_per_class)
+        for _ in range(self.hyper_params.local_epochs):
+            for x, y in self.train_set:
+                self.optimizer.zero_grad()
+                balanced(y, self.model(x)).backward()
+                self.optimizer.step()
+        return 0.0
+
+
+class ZeroHeadFirstROD(ZeroHeadROD, HeadFirstROD):
+    """Both, as in ours."""

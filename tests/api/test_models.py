@@ -35,7 +35,7 @@ SCHEMES = {
     "fedrep": "personal_head",
     "fedrep-edges": "personal_head",
     "fedbabu-edges": "late_head",
-    "fedrod-edges": "heads_together",
+    "fedrod-edges": "two_heads",
     "fedala-edges": "adaptive_start",
     "scaffold": "control_variates",
     "feddyn": "dynamic_pull",
@@ -84,7 +84,7 @@ def accuracies(run: fedbac.Run, data: Dataset) -> list[float]:
 
 
 def test_every_scheme_has_its_preset() -> None:
-    others = set(PERSONALIZATION.kinds) - {"adapters", "two_heads"}  # of a network of the user's; the former way
+    others = set(PERSONALIZATION.kinds) - {"adapters", "heads_together"}  # of a network of the user's; no preset's
     assert {METHODS[name](fedbac.task("demo")).personalization.kind for name in SCHEMES} == others
     assert set(SCHEMES.values()) == others
 

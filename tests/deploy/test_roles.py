@@ -45,7 +45,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a network per cluster beside everybody's": ("fed-bac",),
     "clusters that clients measure": ("ifca-edges", *EVERY_ROUND),
     "no edges between": ("fedavg",),
-    "steps of two heads on one body, one of which the edge keeps": ("fedrod-edges",),
+    "steps of two heads on one body, one of which the edge keeps": (
+        "fedrod-edges",
+        "method.personalization=heads_together",
+    ),
     "a network that the client keeps, and that follows everybody's": ("ditto",),
     "a head that the edge keeps": ("fedper-edges",),
     "clusters of which each client wants two measured": ("ifca-edges", "method.unit=client", *TWO_OF_FIVE),

@@ -94,8 +94,6 @@ def test_all_methods_use_the_native_kernel_but_those_with_teachers_or_gradients_
         "phe-fl-kd",
         "apfl",
         "apfl-edges",
-        "fedrod",
-        "fedrod-edges",
         "pfedme",
         "pfedgraph",
         "pfedgraph-edges",

@@ -30,6 +30,6 @@ def test_adam_keeps_no_momentum_and_serves_no_hooks_that_count_on_sgd() -> None:
     with pytest.raises(ValueError, match="momentum_state=persist is for sgd; adamw begins anew: use reset"):
         Training(optimizer=AdamW(), momentum_state="persist")
     task = Task(training=Training(optimizer=AdamW()))
-    with pytest.raises(ValueError, match=r"'control_variates' works with how far SGD moves a weight; use task\."):
-        Experiment(task=task, method=METHODS["scaffold"](task))
+    with pytest.raises(ValueError, match=r"'two_heads' works with how far SGD moves a weight; use task.training.optim"):
+        Experiment(task=task, method=METHODS["fedrod-edges"](task))
     assert parse(Training, {"optimizer": "adamw"}).optimizer == AdamW()

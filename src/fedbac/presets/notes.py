@@ -51,6 +51,10 @@ FEDALA = "Zhang et al.: FedALA: Adaptive Local Aggregation for Personalized Fede
 DITTO = "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
 FEDROD_DIFFERENCES = (
     Difference(
+        "The personal head is trained first, not with the rest.",
+        ("method.personalization={kind: heads_together, owner: client}",),
+    ),
+    Difference(
         "To the balanced softmax, a class that a client lacks is a millionth of an example.",
         unpriced="the original has the logarithm of 0",
     ),
