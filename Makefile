@@ -1,5 +1,5 @@
 # make demo   four methods on the embedded data, with a report
-# make test   lint, types, and the tests that a change should pass: some seven minutes on 2 cores
+# make test   lint, types, and the tests that a change should pass: some five minutes on 2 cores
 # make test-all every test: all combinations, kill tests, Ray, the wheel, a GPU if there is one, mistakes put in on purpose
 # make test-nvflare a federation run by NVFlare, in an environment of its own
 # make test-torch what depends on torch, in an environment of its own: make test-torch TORCH=torch==2.6.0 LOCK=
