@@ -54,13 +54,13 @@ class NearestNeighbours(Settings):
     faulty: Faulty = 0.2
     """As in the rule that follows."""
 
-    def mix(self, change_CD: Tensor) -> Tensor:
-        """Return as many changes, mixed."""
+    def mix(self, change_CD: Tensor, found: int = 0) -> tuple[Tensor, int]:
+        """Return as many changes, mixed, of which fewer may be lies by as many as were found before."""
         num = len(change_CD)
-        kept = num - num_faulty(self.faulty, num)
+        kept = num - num_faulty(self.faulty, num, num, found)
         nearest = _squared_distances(change_CD).sort(dim=1, stable=True).indices[:, :kept]
         share_CC = change_CD.new_zeros((num, num)).scatter_(1, nearest, 1 / kept)
-        return share_CC @ change_CD
+        return share_CC @ change_CD, found
 
 
 class Bucketing(Settings):
@@ -70,9 +70,9 @@ class Bucketing(Settings):
     size: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = 2
     """Changes in a bucket, but perhaps the last."""
 
-    def mix(self, change_CD: Tensor) -> Tensor:
-        """Return a change for each bucket."""
-        return self.means(change_CD, self.drawn(change_CD))
+    def mix(self, change_CD: Tensor, found: int = 0) -> tuple[Tensor, int]:
+        """Return a change for each bucket, and the number of lies found before."""
+        return self.means(change_CD, self.drawn(change_CD)), found
 
     def drawn(self, change_CD: Tensor) -> IntArray:
         """Return the order in which changes fill the buckets."""
@@ -97,7 +97,8 @@ class OneVoice(Settings):
 
     Nearly the same are two nearer than ``within`` times the median of all children's distances to their nearest other,
     and whoever such pairs link. Fewer than half cannot move the median, so honest children of like data keep their
-    voices.
+    voices. At most one of those who say the same is taken for honest, so what follows expects fewer liars: each group
+    that never counts takes its size less one off ``faulty``, each that counts once its size less two.
     """
 
     kind: Literal["one_voice"] = "one_voice"
@@ -107,8 +108,8 @@ class OneVoice(Settings):
     """``never`` leaves such children out, as long as others are left: an agreed lie changes nothing then, but honest
     children of like data may lose their voices, and a liar can silence one by saying the same."""
 
-    def mix(self, change_CD: Tensor) -> Tensor:
-        """Return a change for each voice."""
+    def mix(self, change_CD: Tensor, found: int = 0) -> tuple[Tensor, int]:
+        """Return a change for each voice, and how many fewer of them may be lies."""
         from scipy.sparse.csgraph import connected_components  # slow to import and seldom needed
 
         distance_CC = _squared_distances(change_CD).cpu().numpy()
@@ -117,11 +118,15 @@ class OneVoice(Settings):
         same_CC = distance_CC < self.within**2 * nearest_C[(len(nearest_C) - 1) // 2]
         num, voice_C = connected_components(same_CC, directed=False)
         said_VC = voice_C == np.arange(num)[:, None]
-        alone_V = said_VC.sum(1) == 1
-        if self.count == "never" and alone_V.any():
+        size_V = said_VC.sum(1)
+        alone_V = size_V == 1
+        silent = self.count == "never" and alone_V.any()
+        # Of a group that counts once, its one voice may still be a lie, though one member may be honest.
+        found += int((size_V[~alone_V] - (1 if silent else 2)).sum())
+        if silent:
             said_VC = said_VC[alone_V]
         share_VC = torch.from_numpy(said_VC).to(change_CD)
-        return (share_VC / share_VC.sum(1, keepdim=True)) @ change_CD
+        return (share_VC / share_VC.sum(1, keepdim=True)) @ change_CD, found
 
 
 Mixing = Annotated[NearestNeighbours | Bucketing | OneVoice, Field(discriminator="kind"), BareKind]
@@ -138,11 +143,11 @@ class Robust(Settings, ABC):
 
     def combine(self, change_CD: Tensor, weight_C: Tensor) -> Tensor:
         """Return one change for all, whatever examples they claim."""
-        mixed_CD = change_CD
+        mixed_CD, found = change_CD, 0
         for mixing in self.before:
-            mixed_CD = mixing.mix(mixed_CD)
-        # What is mixed of a lie is one: there may be as many as before, of perhaps fewer children.
-        faulty = min(num_faulty(getattr(self, "faulty", 0.0), len(change_CD)), (len(mixed_CD) - 1) // 2)
+            mixed_CD, found = mixing.mix(mixed_CD, found)
+        # What is mixed of a lie is one: there may be as many as before, but for those found, of perhaps fewer children.
+        faulty = num_faulty(getattr(self, "faulty", 0.0), len(change_CD), len(mixed_CD), found)
         return self.rule(mixed_CD, faulty).to(change_CD.dtype)
 
     @abstractmethod
@@ -221,7 +226,7 @@ class MinimumDiameter(Robust):
 
     def fault(self, num: int) -> str | None:
         """Refuse more subsets than can be tried."""
-        if (subsets := math.comb(num, num_faulty(self.faulty, num))) > MOST_SUBSETS:
+        if (subsets := math.comb(num, num_faulty(self.faulty, num, num))) > MOST_SUBSETS:
             return f"it tries all subsets, here {subsets:,}, and at most {MOST_SUBSETS:,}; use krum with multi=true"
         return super().fault(num)
 
@@ -270,9 +275,10 @@ class CentredClipping(Robust):
         return centre_D
 
 
-def num_faulty(share: float, num: int) -> int:
-    """Return f, of a share or as it is."""
-    return min(share if isinstance(share, int) else math.ceil(share * num - 1e-9), (num - 1) // 2)
+def num_faulty(share: float, num: int, left: int, found: int = 0) -> int:
+    """Return f, of a share or as it is, but for the lies that were found; it is a minority of those left."""
+    faulty = share if isinstance(share, int) else math.ceil(share * num - 1e-9)
+    return min(max(faulty - found, 0), (left - 1) // 2)
 
 
 def _middle(change_CD: Tensor, left_out: int) -> Tensor:
