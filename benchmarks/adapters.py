@@ -148,8 +148,8 @@ def main() -> None:
         for name in args.methods:
             rows.append(played(name, seed, args, data))
             show(rows)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            if args.json:
+                args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":
