@@ -40,6 +40,8 @@ class Mean(Settings):
 
 COLUMNS = 1 << 16
 """Weights that are sorted at a time: what sorting takes besides is several times their size."""
+SAME = 0.01
+"""Share of the distance at which children say nearly the same, at which they say the very same."""
 MOST_SUBSETS = 20_000
 """Of children, among which the one of the smallest diameter is looked for."""
 
@@ -97,8 +99,9 @@ class OneVoice(Settings):
 
     Nearly the same are two nearer than ``within`` times the median of all children's distances to their nearest other,
     and whoever such pairs link. Fewer than half cannot move the median, so honest children of like data keep their
-    voices. At most one of those who say the same is taken for honest, so what follows expects fewer liars: each group
-    that never counts takes its size less one off ``faulty``, each that counts once its size less two.
+    voices. Of those who say the very same, within a hundredth of that, at most one is taken for honest, so what follows
+    expects fewer liars: each group of size s takes s - 1 off ``faulty`` where it never counts, s - 2 where it counts
+    once.
     """
 
     kind: Literal["one_voice"] = "one_voice"
@@ -115,16 +118,17 @@ class OneVoice(Settings):
         distance_CC = _squared_distances(change_CD).cpu().numpy()
         np.fill_diagonal(distance_CC, np.inf)
         nearest_C = np.sort(distance_CC.min(1))
-        same_CC = distance_CC < self.within**2 * nearest_C[(len(nearest_C) - 1) // 2]
-        num, voice_C = connected_components(same_CC, directed=False)
+        limit = self.within**2 * nearest_C[(len(nearest_C) - 1) // 2]
+        num, voice_C = connected_components(distance_CC < limit, directed=False)
         said_VC = voice_C == np.arange(num)[:, None]
-        size_V = said_VC.sum(1)
-        alone_V = size_V == 1
+        alone_V = said_VC.sum(1) == 1
         silent = self.count == "never" and alone_V.any()
-        # Of a group that counts once, its one voice may still be a lie, though one member may be honest.
-        found += int((size_V[~alone_V] - (1 if silent else 2)).sum())
         if silent:
             said_VC = said_VC[alone_V]
+        # Honest children of like data may be near enough to lose their voices, but not to be taken for liars. Where a
+        # group counts once, its one voice may still be a lie, though one member is honest.
+        size_G = np.bincount(connected_components(distance_CC < SAME**2 * limit, directed=False)[1])
+        found += int((size_G[size_G > 1] - (1 if silent else 2)).sum())
         share_VC = torch.from_numpy(said_VC).to(change_CD)
         return (share_VC / share_VC.sum(1, keepdim=True)) @ change_CD, found
 
