@@ -429,7 +429,9 @@ def texts() -> dict[Path, str]:
             clocks.table(RESULTS / "clocks" / "devices.jsonl"),
             clocks.beliefs(RESULTS / "clocks" / "beliefs.jsonl"),
         ),
-        DOCS / "liars.md": block(DOCS / "liars.md", liars.tables(RESULTS / "liars")),
+        DOCS / "liars.md": block(
+            DOCS / "liars.md", *(made(RESULTS / "liars") for made in (liars.tables, liars.shares, liars.jitters))
+        ),
         DOCS / liars.NUMBERS: comma_separated(liars.numbers(RESULTS / "liars")),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),
         DOCS / "secret-sums.md": block(
