@@ -9,7 +9,8 @@
 A run is one line of FILE, and one that is there is not run again, so a pass may be stopped and continued. No run starts
 after ``--limit`` seconds. Beside every attack each rule is run with nobody lying (the attack ``none``): what it costs.
 ``table`` prints the mean over seeds of the accuracy and of the worst honest edge, and by rule the worst of all attacks
-against the plain mean with nobody lying. ``cost`` prints the milliseconds of a round by each rule, in turns.
+against the plain mean with nobody lying. The attack ``alie~0.5`` is ``alie`` with a jitter of 0.5: liars differ on
+purpose. ``cost`` prints the milliseconds of a round by each rule, in turns.
 """
 
 import argparse
@@ -109,7 +110,9 @@ def play(job: Job, device: str, data: str | None, extra: tuple[str, ...]) -> dic
     import fedbac
 
     torch.set_num_threads(1)
-    lying = [f"task.world.liars={{attack: {job.attack}, {job.who}: {job.share}}}"] if job.attack != NOBODY else []
+    attack, _, jitter = job.attack.partition("~")
+    lies = f"task.world.liars={{attack: {attack}, jitter: {jitter or 0}, {job.who}: {job.share}}}"
+    lying = [] if attack == NOBODY else [lies]
     common = CALIBRATED.get(fedbac.task(job.setting).dataset, ())
     began = time.time()
     settings = [*common, "evaluation.global_every=1000", *lying, *RULES[job.rule], *extra]

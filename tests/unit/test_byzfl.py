@@ -54,7 +54,7 @@ OURS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
     "geometric_median": by(lambda f: GeometricMedian(smoothing=0.1, iterations=8)),
     "centred_clipping": by(lambda f: CentredClipping(radius=1.5, iterations=3)),
     "minimum_diameter": by(lambda f: MinimumDiameter(faulty=f)),
-    "nnm": lambda change, f, number: nnm(f).mix(change).mean(0),
+    "nnm": lambda change, f, number: nnm(f).mix(change)[0].mean(0),
     "nnm+trimmed_mean": by(lambda f: TrimmedMean(faulty=f, before=nnm(f))),
     "nnm+krum": by(lambda f: Krum(faulty=f, before=nnm(f))),
     "bucketing+median": lambda change, f, number: Median().combine(

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 import fedbac
-from fedbac.aggregation import Krum, Mean, Median, MinimumDiameter, NearestNeighbours, TrimmedMean
+from fedbac.aggregation import Krum, Mean, Median, MinimumDiameter, NearestNeighbours, OneVoice, TrimmedMean
 from fedbac.clustering import Merging
 from fedbac.clustering.bandit import fit_reward
 from fedbac.config.experiment import Experiment, Measurement, Method, Task, Training
 from fedbac.contracts import check
 from fedbac.core.aggregation import bounded
-from fedbac.core.liars import Attack, Liars, mirrored
+from fedbac.core.liars import Attack, Liars, Lies, mirrored
 from fedbac.core.policies import Aggregation
 from fedbac.core.requests import Measured
+from fedbac.core.rng import stream
 from fedbac.core.world import World
 from fedbac.data import planted_groups
 from fedbac.deploy.roles.enrolment import check_deployable
@@ -76,6 +77,8 @@ def test_an_edge_that_lies_has_all_its_clients_lie_for_it() -> None:
         ({"edges": [3]}, "task.world.liars.edges: there is no 3"),
         ({"attack": "examples", "clients": 0.1, "strength": 1e30}, "cannot be claimed; use 1 to 1,000,000,000"),
         ({"attack": "label_flip", "clients": 0.1, "from_round": 2}, "set from_round to 1"),
+        ({"attack": "gaussian", "clients": 0.1, "jitter": 1.0}, "jitter is for clients who would all say the same"),
+        ({"edges": [0], "jitter": 1.0}, "jitter is for clients"),
     ],
 )
 def test_liars_that_cannot_be_are_named(liars: dict[str, Any], said: str) -> None:
@@ -133,6 +136,30 @@ def test_who_claims_a_million_examples_is_the_mean_but_not_the_median() -> None:
         for one in (World(), world)
     )
     assert torch.equal(weights(honest), weights(lied))
+
+
+@pytest.mark.parametrize("attack", first(1, ["sign_flip", "ipm", "alie", "min_max", "mimic"]))
+def test_liars_who_differ_on_purpose_all_have_a_voice(attack: Attack) -> None:
+    """And what they say is the lie on average, its noise in proportion to how honest clients differ."""
+    learned = torch.randn(40, 500, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 2, 500)
+    voices, told = {}, {}
+    for jitter in (0.0, 1.0):
+        lies = Lies(
+            Liars(attack=attack, clients=0.3, jitter=jitter),
+            np.arange(40) < 12,
+            np.full(40, -1),
+            frozenset({"global"}),
+            lambda place: stream(0, "lies", place),
+            10,
+        )
+        told[jitter] = lies.told({"global": {"w": learned}}, {"global": {"w": torch.zeros(40, 500)}})["global"]["w"]
+        voices[jitter] = len(OneVoice(count="never").mix(told[jitter])[0])
+        assert torch.equal(told[jitter][12:], learned[12:])
+    assert voices == {0.0: 27 if attack == "mimic" else 28, 1.0: 40}
+    added = (told[1.0] - told[0.0])[:12]
+    deviation = added.std(0) / learned[12:].std(0)
+    assert 0.9 < float(deviation.mean()) < 1.1
+    assert float(deviation[:250].mean()) == pytest.approx(float(deviation[250:].mean()), abs=0.1)
 
 
 # ---------------------------------------------------------------------------------------------------- bits

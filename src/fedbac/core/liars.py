@@ -45,6 +45,9 @@ class Liars(Settings):
     """s; default: 1, of ``alie`` 1.5, ``ipm`` 2, ``losses`` 10, ``examples`` a million."""
     target: Annotated[int, Field(ge=0, lt=1_000_000)] = 0
     """The class of ``backdoor``."""
+    jitter: NonNegative = 0.0
+    """Lying clients who would all say the same differ by noise: of each weight, this times honest updates' standard
+    deviation. With 1 they are as far apart as honest clients are."""
 
     @model_validator(mode="after")
     def _somebody_lies(self) -> "Liars":
@@ -54,6 +57,9 @@ class Liars(Settings):
             raise ValueError(f"{self.attack!r} is about data, known from the first round on; set from_round to 1")
         if self.attack == "examples" and not 1 <= self.size <= MOST_EXAMPLES:
             raise ValueError(f"strength: {self.size:g} examples cannot be claimed; use 1 to {MOST_EXAMPLES:,}")
+        if self.jitter and (self.attack not in ATTACKS or not self.clients):
+            same = ", ".join(f"'{attack}'" for attack in ATTACKS)
+            raise ValueError(f"jitter is for clients who would all say the same; use {same} with clients, or jitter: 0")
         return self
 
     @property
@@ -110,20 +116,25 @@ class Lies:
                 honest_C = sound_C & mine_C
             mine, honest = (torch.from_numpy(mask_C).to(change_CD.device) for mask_C in (mine_C, honest_C))
             if self.liars.attack == "gaussian":
-                told_CD[mine] = self._noise(np.flatnonzero(mine_C), told_CD)
+                told_CD[mine] = self.liars.size * self._noise(mine_C, told_CD)
             elif self.liars.attack == "backdoor":
                 told_CD[mine] += self.liars.size * self._towards_target(kept, change).to(told_CD)
             elif honest_C.any():
                 told_CD[mine] = ATTACKS[self.liars.attack](change_CD[honest], self.liars.size)
+                if self.liars.jitter and edge < 0:  # an edge says one thing
+                    deviation_D = _spread(change_CD[honest])[1].to(told_CD)
+                    told_CD[mine] += self.liars.jitter * deviation_D * self._noise(mine_C, told_CD)
         told = {part: dict(params) for part, params in parts_C.items()}
         pieces = torch.split(told_CD, [one[0].numel() for one in change], dim=1)
         for (part, name), one, piece in zip(kept, start, pieces, strict=True):
             told[part][name] = one + piece.reshape(one.shape)
         return told
 
-    def _noise(self, places: IntArray, like_CD: Tensor) -> Tensor:
-        drawn = [self.streams(c).standard_normal(like_CD.shape[1], dtype=np.float32) for c in places.tolist()]
-        return self.liars.size * torch.from_numpy(np.stack(drawn)).to(like_CD)
+    def _noise(self, mine_C: BoolArray, like_CD: Tensor) -> Tensor:
+        """Return a row of each liar's own."""
+        places, size = np.flatnonzero(mine_C).tolist(), like_CD.shape[1]
+        drawn = [self.streams(c).standard_normal(size, dtype=np.float32) for c in places]
+        return torch.from_numpy(np.stack(drawn)).to(like_CD)
 
     def _towards_target(self, kept: list[tuple[str, str]], change: list[Tensor]) -> Tensor:
         """Return 1 at the biases of the target class: of every part, in the last weight of one number per class."""
