@@ -6,8 +6,9 @@ Every client of an edge takes part, in this process and without a network, with 
 many as the weights of LeNet-5 here. A share ``--lost`` of them vanishes before its masked numbers. Seconds are those of
 the processor, so that other work on the machine does not count: of the edge all of its own work, of a client the median
 of ``--measured`` of them; the others do the same, but do not check signatures, and of more than 200 clients skip their
-masks. Bytes are those of the messages' contents, without heads. Memory is what the edge holds at once: all keys, all
-sealed shares, the sum, and the numbers of one client. Writes one file for each number of clients.
+masks. Bytes are those of the messages' contents, without heads. Memory is what the edge holds at once: the sum and
+the numbers of one client, and of secret sums all keys and all sealed shares. Writes one file for each number of
+clients.
 """
 
 import argparse
@@ -87,7 +88,13 @@ def plain(clients: int, weights: int) -> dict[str, float]:
         began = time.process_time()
         total += 7 * change.astype(np.float64)
         seconds += time.process_time() - began
-    return {"edge_seconds": seconds, "client_bytes_up": 4 * weights + 8, "client_bytes_down": 0}
+    held = total.nbytes + change.nbytes
+    return {
+        "edge_seconds": seconds,
+        "client_bytes_up": 4 * weights + 8,
+        "client_bytes_down": 0,
+        "mib": held / 2**20,
+    }
 
 
 def secret(clients: int, weights: int, lost: float, measured: int) -> dict[str, float]:

@@ -32,7 +32,8 @@ def costs(folder: Path) -> str:
         found = json.loads(file.read_text(encoding="utf-8"))
         plain = (
             f"In plain sums a client sends {found['plain']['client_bytes_up'] / KB:.0f} kB, and the edge takes "
-            f"{found['plain']['edge_seconds']:.2f} s for {found['clients']:,} clients."
+            f"{found['plain']['edge_seconds']:.2f} s for {found['clients']:,} clients and holds "
+            f"{found['plain']['mib']:.1f} MiB, however many they are."
         )
         for name, one in sorted(found.items()):
             if not name.startswith("lost_"):
@@ -44,7 +45,7 @@ def costs(folder: Path) -> str:
                 f"{one['edge_seconds']:.2f}",
                 f"{one['client_bytes_up'] / KB:.0f}",
                 f"{one['client_bytes_down'] / KB:.0f}",
-                f"{one['mib']:.0f}",
+                f"{one['mib']:.1f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n" + "\n".join([*lines, "", plain]) + "\n\n"
