@@ -4,13 +4,15 @@
                                [--settings cifar10 cifar10-severe] [--seeds 0 1 2] [--who clients] [--limit SECONDS]
                                [--processes 8] [--device cuda] [--data FOLDER] [--set PATH=VALUE ...]
     python benchmarks/liars.py table FILE
-    python benchmarks/liars.py cost [--rules NAME ...] [--device cuda] [--data FOLDER]
+    python benchmarks/liars.py cost [--methods NAME ...] [--rules NAME ...] [--settings cifar10] [--rounds 25]
+                               [--device cuda] [--data FOLDER] [--set PATH=VALUE ...] [--json results/liars/cost.json]
 
 A run is one line of FILE, and one that is there is not run again, so a pass may be stopped and continued. No run starts
 after ``--limit`` seconds. Beside every attack each rule is run with nobody lying (the attack ``none``): what it costs.
 ``table`` prints the mean over seeds of the accuracy and of the worst honest edge, and by rule the worst of all attacks
 against the plain mean with nobody lying. The attack ``alie~0.5`` is ``alie`` with a jitter of 0.5: liars differ on
-purpose. ``cost`` prints the milliseconds of a round by each rule, in turns.
+purpose. The setting ``planted-groups`` is small, for lies about losses. ``cost`` prints the milliseconds of a round by
+each rule, in turns.
 """
 
 import argparse
@@ -69,6 +71,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "trimmed-cloud": ("method.cloud_aggregation={kind: trimmed_mean, faulty: 0.375}",),
     "nnm+trimmed-both": ("method.aggregation={kind: trimmed_mean, faulty: 0.375, before: {kind: nnm, faulty: 0.375}}",),
     "median-losses": (LOSSES,),
+    "larger-sides": ("method.clustering.sides=larger",),
     "one-voice+median-median-losses": ("method.aggregation={kind: median, before: one_voice}", AT_EDGES, LOSSES),
     "one-voice+multi-krum-median-losses": (
         "method.aggregation={kind: krum, multi: true, faulty: 3, before: one_voice}",
@@ -88,6 +91,18 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """By name, what is set: at edges (8 of 10 clients train, of which 3 may lie), at the cloud, or at both."""
 FIVE = ("label_flip", "sign_flip", "gaussian", "alie", "min_max")
+GROUPS, OF_GROUPS = (
+    "planted-groups",
+    (
+        "task.num_edges=12",
+        "task.clients_per_edge=10",
+        "task.rounds=30",
+        "task.network={kind: mlp, hidden: []}",
+        "task.training={epochs: 2, batch_size: 10, learning_rate: 0.1, momentum: 0}",
+        "method.clustering.period=3",
+    ),
+)
+"""A setting in which clusters decide: edges of three groups call the same classes by other names."""
 FIRST = (MEAN, "median", "trimmed", "multi-krum", "geometric", "clipping", "nnm+trimmed")
 
 
@@ -108,18 +123,23 @@ def play(job: Job, device: str, data: str | None, extra: tuple[str, ...]) -> dic
     import torch
 
     import fedbac
+    from fedbac.data import planted_groups
 
     torch.set_num_threads(1)
     attack, _, jitter = job.attack.partition("~")
     lies = f"task.world.liars={{attack: {attack}, jitter: {jitter or 0}, {job.who}: {job.share}}}"
     lying = [] if attack == NOBODY else [lies]
-    common = CALIBRATED.get(fedbac.task(job.setting).dataset, ())
+    named, data_and_shards = job.setting, {}
+    if named == GROUPS:
+        named, made = "planted", planted_groups(12, 10, train=10, validation=5, seed=job.seed)
+        data_and_shards = {"dataset": made[0], "shards": made[1]}
+    common = OF_GROUPS if job.setting == GROUPS else CALIBRATED.get(fedbac.task(named).dataset, ())
     began = time.time()
     settings = [*common, "evaluation.global_every=1000", *lying, *RULES[job.rule], *extra]
-    experiment = fedbac.configure(job.method, job.setting, seed=job.seed, settings=settings)
+    experiment = fedbac.configure(job.method, named, seed=job.seed, settings=settings)
     run = fedbac.run(
-        job.method, job.setting, seed=job.seed, device=device, data_folder=data, progress=False, settings=settings,
-        workers=1 if device == "cpu" else None,
+        job.method, named, seed=job.seed, device=device, data_folder=data, progress=False, settings=settings,
+        workers=1 if device == "cpu" else None, **data_and_shards,
     )  # fmt: skip
     task, honest = experiment.task, slice(None)
     if task.liars is not None and job.who == "edges":
@@ -209,18 +229,29 @@ def table(options: argparse.Namespace) -> None:
 
 
 def cost(options: argparse.Namespace) -> None:
-    """Print what a round of Fed-BAC on CIFAR-10 takes, twice for each rule."""
-    import fedbac
+    """Print what a round takes, twice for each method and rule, and write it."""
+    import torch
 
+    import fedbac
+    from fedbac.local import describe
+
+    (setting, *_), found = options.settings, defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
     for turn in (1, 2):
-        for rule in dict.fromkeys((MEAN, *options.rules)):
-            settings = [*CALIBRATED["cifar10"], "method.clustering.period=5", *RULES[rule]]
-            run = fedbac.run(
-                "fed-bac", "cifar10", rounds=25, settings=settings, device=options.device, data_folder=options.data,
-                progress=False,
-            )  # fmt: skip
-            seconds = np.mean([record["seconds"] for record in run.records][5:])
-            print(f"turn {turn}, {rule:26} {1000 * seconds:6.1f} ms a round", flush=True)
+        for method in options.methods:
+            for rule in dict.fromkeys((MEAN, *options.rules)):
+                clustered = hasattr(fedbac.configure(method, setting).method.clustering, "period")
+                often = ("method.clustering.period=5",) if clustered else ()
+                common = CALIBRATED.get(fedbac.task(setting).dataset, ())
+                run = fedbac.run(
+                    method, setting, rounds=options.rounds, settings=[*common, *often, *RULES[rule], *options.set],
+                    device=options.device, data_folder=options.data, progress=False,
+                )  # fmt: skip
+                seconds = float(np.mean([record["seconds"] for record in run.records][options.rounds // 5 :]))
+                found[method][rule].append(seconds)
+                print(f"turn {turn}, {method:10} {rule:32} {1000 * seconds:6.1f} ms a round", flush=True)
+    if options.json is not None:
+        row = {"setting": setting, "device": describe(torch.device(options.device)), "seconds": found}
+        options.json.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -239,6 +270,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data")
+    parser.add_argument("--rounds", type=int, default=25, help="of cost; the first fifth does not count")
+    parser.add_argument("--json", type=Path, help="where cost writes its seconds")
     parser.add_argument("--set", nargs="*", default=[])
     options = parser.parse_args()
     if not set(options.seeds) <= set(range(12)):

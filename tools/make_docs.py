@@ -430,7 +430,11 @@ def texts() -> dict[Path, str]:
             clocks.beliefs(RESULTS / "clocks" / "beliefs.jsonl"),
         ),
         DOCS / "liars.md": block(
-            DOCS / "liars.md", *(made(RESULTS / "liars") for made in (liars.tables, liars.shares, liars.jitters))
+            DOCS / "liars.md",
+            *(
+                made(RESULTS / "liars")
+                for made in (liars.tables, liars.shares, liars.jitters, liars.losses, liars.cost)
+            ),
         ),
         DOCS / liars.NUMBERS: comma_separated(liars.numbers(RESULTS / "liars")),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),

@@ -18,6 +18,8 @@ NOBODY, SHARE = "none", 0.3
 ATTACKS = ("label_flip", "sign_flip", "gaussian", "alie", "min_max")
 SHOWN = ("mean", "nnm+trimmed", "one-voice+median", "no-voice+trimmed-median-losses")
 """The rules in the tables; the file has all."""
+LYING = (0.1, 0.3)
+"""Shares of those who lie about losses."""
 NUMBERS = "liars.csv"
 METHODS = {"fedfork": "fedfork", "fed-bac": "Fed-BAC", "hierfavg": "HierFAVG"}
 Seeds = Mapping[int, Mapping[str, Any]]
@@ -99,6 +101,32 @@ def _worst(
             rows.append([name, ", ".join(f"`{one}`" for one in attacks), _both(found[where][HONEST]), *cells])
     heading = ["", "worst of", "nobody lies", *map(head, heads)]
     return f"\n{title}\n\n{table(heading, rows)}\n\n" if rows else "\n"
+
+
+def losses(folder: Path) -> str:
+    """Return what lies about losses do to clusters."""
+    rows = []
+    for where, lies in sorted(_found(folder).items(), key=lambda one: list(METHODS).index(one[0].method)):
+        told = {lie: seeds for lie, seeds in lies.items() if lie.attack == "losses"}
+        for who in sorted({lie.who for lie in told}):
+            cells = [_both(told[lie]) if (lie := Lie("losses", share, who)) in told else NONE for share in LYING]
+            rows.append([METHODS[where.method], where.rule, who, _both(lies[HONEST]), *cells])
+    heads = ["", "rule", "who lies", "nobody", *(f"{100 * share:g} %" for share in LYING)]
+    return f"\n{table(heads, rows)}\n\n" if rows else "\n"
+
+
+def cost(folder: Path) -> str:
+    """Return how much longer a round with a rule takes."""
+    file = folder / "cost.json"
+    if not file.exists():
+        return "\n"
+    row, said = json.loads(file.read_text(encoding="utf-8")), []
+    for method, seconds in row["seconds"].items():
+        mean, *rules = (gap(one).mean for name, one in sorted(seconds.items(), key=lambda one: one[0] != "mean"))
+        times = sorted({fixed(rule / mean, 1) for rule in rules}, key=float)
+        said.append(f"{' to '.join(dict.fromkeys((times[0], times[-1])))} times as long for {METHODS[method]}")
+    where = f"{SETTINGS[row['setting']]}, {row['device']}"
+    return f"\nA robust round takes {', '.join(said)} as one with the mean ({where}; `benchmarks/liars.py cost`).\n\n"
 
 
 def numbers(folder: Path) -> list[list[str]]:

@@ -57,3 +57,20 @@ def test_the_file_of_numbers_has_every_run(folder: Path) -> None:
     found = {tuple(row[2:6]): row[6:] for row in liars.numbers(folder)}
     assert found[RULE, "gaussian", "30", "clients"] == ["3", "77.0", "1.0", "38.5"]
     assert found[RULE, "alie~0.5", "30", "clients"] == ["1", "50.0", "–", "25.0"]
+
+
+def test_losses_and_costs_are_said_where_they_were_measured(folder: Path) -> None:
+    assert liars.losses(folder).strip() == liars.cost(folder).strip() == ""
+    row = {"method": "fed-bac", "setting": "planted-groups", "rule": "mean", "seed": 0, "edge_min": 0.1}
+    lies = {("none", 0.0, ""): 0.9, ("losses", 0.3, "edges"): 0.3}
+    rows = [
+        row | {"attack": attack, "share": share, "who": who, "accuracy": accuracy}
+        for (attack, share, who), accuracy in lies.items()
+    ]
+    (folder / "losses.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    found = liars.losses(folder).strip().splitlines()
+    assert found[-1] == "| Fed-BAC | mean | edges | 90.0 / 10.0 | – | 30.0 / 10.0 |"
+    assert "planted" not in liars.tables(folder)
+    seconds = {"fedfork": {"mean": [0.1, 0.3], "median": [0.3, 0.3], "krum": [0.4, 0.4]}}
+    (folder / "cost.json").write_text(json.dumps({"setting": "cifar10", "device": "X", "seconds": seconds}))
+    assert "takes 1.5 to 2.0 times as long for fedfork as one" in liars.cost(folder)
