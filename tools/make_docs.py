@@ -429,12 +429,10 @@ def texts() -> dict[Path, str]:
             clocks.table(RESULTS / "clocks" / "devices.jsonl"),
             clocks.beliefs(RESULTS / "clocks" / "beliefs.jsonl"),
         ),
-        DOCS / "liars.md": block(
-            DOCS / "liars.md",
-            *(
-                made(RESULTS / "liars")
-                for made in (liars.tables, liars.shares, liars.jitters, liars.losses, liars.cost)
-            ),
+        DOCS / "liars.md": block(DOCS / "liars.md", *(made(RESULTS / "liars") for made in (liars.tables, liars.cost))),
+        DOCS / "liars-further.md": block(
+            DOCS / "liars-further.md",
+            *(made(RESULTS / "liars") for made in (liars.shares, liars.jitters, liars.losses)),
         ),
         DOCS / liars.NUMBERS: comma_separated(liars.numbers(RESULTS / "liars")),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),

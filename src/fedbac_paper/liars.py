@@ -1,4 +1,4 @@
-"""What benchmarks/liars.py found, for docs/liars.md: means over all seeds that were run."""
+"""What benchmarks/liars.py found, for docs/liars.md and docs/liars-further.md: means over all seeds that were run."""
 
 import json
 from collections import defaultdict
@@ -75,7 +75,7 @@ def jitters(folder: Path) -> str:
         attack, _, jitter = lie.attack.partition("~")
         return (attack, float(jitter or 0)) if lie.share == SHARE else None
 
-    title = "By [jitter](#who-lies-and-how), at 30 % liars:"
+    title = "30 % of the clients lie:"
     return _worst(title, _found(folder), placed, lambda jitter: f"jitter {jitter:g}")
 
 

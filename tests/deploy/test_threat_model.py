@@ -5,14 +5,21 @@ import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedbac import Perceptron
 from fedbac.config.experiment import Training
+from fedbac.deploy.local_data import LocalData
+from fedbac.deploy.pki import authority
 from fedbac.deploy.pki.authority import Authority
-from fedbac.deploy.pki.kits import FederationFolder
+from fedbac.deploy.pki.kits import FederationFolder, Kit
+from fedbac.deploy.pki.signing import KitSigner
 from fedbac.deploy.protocol.heads import KINDS, kind_of
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import decode, encode
@@ -115,6 +122,61 @@ def test_who_sees_totals_with_and_without_a_client_knows_what_it_holds(tmp_path:
     assert (totals() - totals(FIRST)).tolist() == np.bincount(holds, minlength=10).tolist()
 
 
+def test_models_with_and_without_a_client_s_label_differ(tmp_path: Path) -> None:
+    """So whoever has models and all other data knows it: nothing bounds what models tell, but for noise."""
+    federation = small("hierfavg", "method.selection.fraction=1.0", rounds=1)
+    mine = federation.sites[FIRST]
+    other = {**mine, "y_train": np.r_[9 - mine["y_train"][:1], mine["y_train"][1:]]}
+    changed = replace(federation, sites={**federation.sites, FIRST: other})
+    models = [one.federation(tmp_path / str(number)).run().models for number, one in enumerate((federation, changed))]
+    one, same = (found.parts["global"]["1.weight"] for found in models)
+    assert not torch.equal(one, same)
+
+
+def test_who_has_the_same_data_recognizes_their_hash(tmp_path: Path) -> None:
+    federation = small("hierfavg")
+    enrolled = federation.federation(tmp_path).enrol()
+
+    def guessed(**other: np.ndarray) -> str:
+        arrays = {**federation.sites[FIRST], **other}
+        x, y = ({name[2:]: array for name, array in arrays.items() if name[0] == letter} for letter in "xy")
+        return LocalData(x, y).fingerprint
+
+    known = enrolled.charter.holdings[FIRST].fingerprint
+    assert guessed() == known
+    assert guessed(y_train=9 - federation.sites[FIRST]["y_train"]) != known
+
+
+def test_of_two_clients_each_learns_from_the_mean_pixel_who_has_the_brighter_images(tmp_path: Path) -> None:
+    federation = small("hierfavg", counts=(2,))
+    dark = {name: array // 4 if name[0] == "x" else array for name, array in federation.sites[FIRST].items()}
+    enrolled = replace(federation, sites={**federation.sites, FIRST: dark}).federation(tmp_path).enrol()
+    mean = enrolled.normalization[0][0] * 255
+    mine, theirs = (
+        np.concatenate([arrays["x_train"], arrays["x_validation"]])
+        for arrays in (dark, federation.sites["edge-0-client-1"])
+    )
+    assert mine.mean() < mean
+    # With a guess of how many the other has, it knows their mean.
+    guessed = (mean * (len(mine) + len(theirs)) - mine.sum() / mine[0].size) / len(theirs)
+    assert guessed == pytest.approx(theirs.mean(), rel=1e-3)
+
+
+def test_who_listens_on_a_link_sees_how_much_is_said(identities: Identities) -> None:
+    heard = []
+    with (
+        edge(identities) as parent,
+        proxy(parent.children.port) as link,
+        child(identities.of(FIRST), link.address, FIRST),
+    ):
+        parent.wait_for(FIRST)
+        for size in (10_000, 110_000):
+            before = len(link.heard)
+            assert not parent.children.call({FIRST: bytes(size)}, PATIENCE)[1]
+            heard.append(len(link.heard) - before)
+    assert heard[1] - heard[0] == pytest.approx(2 * 100_000, rel=0.05), "there and back"
+
+
 def test_who_listens_on_a_link_reads_nothing(identities: Identities) -> None:
     message = b"a word that is nowhere else" * 100
     with (
@@ -136,7 +198,47 @@ def test_what_a_site_keeps_is_readable_by_its_user_only(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
 
 
+def test_what_a_site_keeps_is_not_encrypted(tmp_path: Path) -> None:
+    federation = small("ditto", rounds=1).federation(tmp_path)
+    models = federation.run().models
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "state" / FIRST).rglob("*") if path.is_file())
+    assert models.parts["global"]["1.weight"].numpy().tobytes() in kept
+
+
 # -------------------------------------------------------------------------------------------- who can do what
+
+
+def test_a_liar_in_a_secret_sum_is_not_noticed(tmp_path: Path) -> None:
+    reached = []
+    for lie in (0, 2**24):
+        tiny = small("hierfavg", *SECRET, "method.selection.fraction=1.0", rounds=1)
+        federation = tiny.federation(tmp_path / str(lie))
+        enrolled = federation.enrol()
+        sums = federation.shops[FIRST].sums
+        trained = sums._trained
+
+        def lying(said: Any, lie: int = lie, trained: Any = trained) -> Any:
+            words, work = trained(said)
+            np.add(words.network, np.uint32(lie), out=words.network)
+            return words, work
+
+        sums._trained = lying  # type: ignore[method-assign]
+        (record,) = federation.run(enrolled=enrolled).records
+        assert (record["selected"], record["failed"]) == ([[0, 1], [2, 3, 4]], [])
+        reached.append(record["accuracy_per_edge"])
+    assert reached[0] != reached[1]
+
+
+def test_an_edge_leaves_out_whom_it_wants(tmp_path: Path) -> None:
+    """It says of one that it is away: for the cloud it is."""
+    federation = small("hierfavg", "method.selection.fraction=1.0").federation(tmp_path)
+    enrolled = federation.enrol()
+    links = federation.children("edge-0")
+    heard = answered(links)
+    links.lost = {FIRST}
+    for record in federation.run(enrolled=enrolled).records:
+        assert record["selected"] == [[1], [2, 3, 4]]
+    assert {name for name, _, _ in heard} == {"edge-0-client-1"}
 
 
 def test_an_update_that_is_wrong_but_no_larger_than_others_is_accepted(tmp_path: Path) -> None:
@@ -177,6 +279,17 @@ def test_whoever_has_the_authority_s_key_can_pose_as_any_site(clinic: Federation
     (posing / "site.crt").write_bytes(pair.certificate)
     shake_hands(clinic.kit("cloud"), posing, "cloud")
     shake_hands(posing, clinic.kit("edge-0-client-0"), "edge-0")
+
+
+def test_whoever_has_the_authority_s_key_can_invent_clients(clinic: FederationFolder, tmp_path: Path) -> None:
+    """Others share their secrets with it, and it proves what an edge wants."""
+    names = ("edge-0-client-0", "edge-0-client-1")
+    stolen = Authority.load(Path(shutil.copytree(clinic.path / "authority", tmp_path / "stolen")))
+    pair = stolen.issue({names[1]: "client"})[names[1]]
+    assert names[1] not in {path.name for path in (clinic.path / "kits").iterdir()}
+    certificate = x509.load_pem_x509_certificate(pair.certificate).public_bytes(Encoding.DER)
+    signed = authority.sign(authority.as_key(pair.key, "stolen"), b"keys")
+    KitSigner(Kit.load(clinic.kit(names[0])), names).check(2, certificate, b"keys", signed)
 
 
 def test_a_client_believes_an_edge_that_was_revoked_and_the_cloud_does_not(tmp_path: Path) -> None:

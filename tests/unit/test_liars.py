@@ -263,7 +263,7 @@ def test_one_client_of_six_turns_the_reward_of_linucb_unless_the_median_speaks(a
 
 @cache
 def merged(world: World | None, **defences: Any) -> Played:
-    data, shards, _ = planted_groups(train=20, validation=0, test=40)
+    data, shards, _ = planted_groups(train=20, validation=defences.pop("validation", 0), test=40)
     measurement = Measurement(average=defences.pop("average", "mean"))
     clustering = Merging(period=2, reward_splits=("train",), **defences)
     method = Method(name="x", clustering=clustering, personalization=PerCluster(), measurement=measurement)
@@ -290,3 +290,12 @@ def test_an_edge_that_lies_about_losses_draws_in_nobody_where_the_larger_gap_cou
     assert mixed(merged(world)) > 0
     assert mixed(merged(world, sides="larger")) == 0
     assert mixed(merged(None, sides="larger")) == mixed(merged(None)) == 0
+
+
+def test_an_edge_that_lies_about_losses_keeps_nobody_together_where_the_median_edge_says_when_to_part() -> None:
+    def clusters(world: World | None, sides: str) -> int:
+        return len(set(merged(world, alone_steps=12, validation=8, sides=sides).end.label_N.tolist()))
+
+    world = World(liars=Liars(attack="losses", edges=(0,), strength=1000.0))
+    assert clusters(world, "mean") == 1
+    assert min(clusters(world, "larger"), clusters(None, "larger"), clusters(None, "mean")) > 1

@@ -73,7 +73,7 @@ class Merging(OneClusterFirst):
     many batches, or later if averaging still serves them better. Null: every edge starts in its own."""
     sides: Literal["mean", "larger"] = "mean"
     """How the gaps that two clusters tell of each other become one. With the larger, a lie about losses can only
-    prevent mergers."""
+    prevent mergers, and the median edge says, not their sum, when all part (``alone_steps``)."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; default: ln(number of classes)."""
 
@@ -184,7 +184,8 @@ class Merging(OneClusterFirst):
         with np.errstate(invalid="ignore"):  # where both have diverged, nothing is told
             gain_N = evidence[TRAINED] - evidence[AVERAGED]
         told_N = np.isfinite(gain_N)
-        if gain_N[told_N] @ evidence.size_N[told_N] > 0:
+        larger, gain_N, size_N = self.sides == "larger", gain_N[told_N], evidence.size_N[told_N]
+        if gain_N.size and (np.median(gain_N) if larger else gain_N @ size_N) > 0:
             return state, Assignment(evidence.labels)
         own_N = np.arange(evidence.labels.size)
         due = np.array([evidence.round + self.period, 1])
