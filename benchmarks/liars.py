@@ -250,7 +250,8 @@ def cost(options: argparse.Namespace) -> None:
                 found[method][rule].append(seconds)
                 print(f"turn {turn}, {method:10} {rule:32} {1000 * seconds:6.1f} ms a round", flush=True)
     if options.json is not None:
-        row = {"setting": setting, "device": describe(torch.device(options.device)), "seconds": found}
+        device, asked = describe(torch.device(options.device)), {"rounds": options.rounds, "set": options.set}
+        row = {"setting": setting, "device": device, **asked, "seconds": found}
         options.json.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fedbac.config.experiment import Runtime
@@ -79,6 +80,34 @@ def test_where_all_clients_meet_at_one_site_it_has_the_data_of_all_edges(here: A
         for runtime in (Runtime(workers=1, device="cpu"), HERE)
     )
     assert timeless(apart) == timeless(alone)
+
+
+NOISE, SUMS = "method.privacy.noise_multiplier=1", "method.aggregation={kind: mean, secret: true, threshold: 2}"
+TRUST: dict[str, tuple[str, ...]] = {
+    "privacy of clients, at the edge": ("hierfavg", NOISE),
+    "privacy of clients, in shares, in secret sums": ("hierfavg", NOISE, "method.privacy.where=clients", SUMS),
+    "privacy of examples": ("hierfavg", NOISE, "method.privacy.guarantee=example"),
+    "secret sums of losses too": ("fed-bac", SUMS, "method.clustering.period=2", "method.selection.fraction=1.0"),
+    "liars": (
+        "hierfavg",
+        "method.aggregation={kind: trimmed_mean, before: one_voice}",
+        "task.world.liars={attack: alie, clients: 0.5, jitter: 1}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRUST)
+def test_trust_has_the_bits_of_the_simulator(here: Any, case: str) -> None:
+    method, *settings = TRUST[case]
+    inputs = Inputs(dataset=toy(size=8))
+    experiment = configure(method, worker.SHORT, rounds=3, settings=["task.num_edges=2", *settings], inputs=inputs)
+    alone, apart = (
+        finish(play(experiment, inputs=inputs, runtime=runtime)) for runtime in (Runtime(workers=1, device="cpu"), HERE)
+    )
+    assert timeless(apart.records) == timeless(alone.records)
+    for part, params in alone.models.parts.items():
+        for name, value in params.items():
+            assert torch.equal(apart.models.parts[part][name], value), (part, name)
 
 
 def test_edges_that_cannot_start_are_closed_and_say_why_in_our_words(
