@@ -129,17 +129,17 @@ def play(job: Job, device: str, data: str | None, extra: tuple[str, ...]) -> dic
     attack, _, jitter = job.attack.partition("~")
     lies = f"task.world.liars={{attack: {attack}, jitter: {jitter or 0}, {job.who}: {job.share}}}"
     lying = [] if attack == NOBODY else [lies]
-    named, data_and_shards = job.setting, {}
+    named, dataset, shards = job.setting, None, None
     if named == GROUPS:
-        named, made = "planted", planted_groups(12, 10, train=10, validation=5, seed=job.seed)
-        data_and_shards = {"dataset": made[0], "shards": made[1]}
+        named = "planted"
+        dataset, shards, _ = planted_groups(12, 10, train=10, validation=5, seed=job.seed)
     common = OF_GROUPS if job.setting == GROUPS else CALIBRATED.get(fedbac.task(named).dataset, ())
     began = time.time()
     settings = [*common, "evaluation.global_every=1000", *lying, *RULES[job.rule], *extra]
     experiment = fedbac.configure(job.method, named, seed=job.seed, settings=settings)
     run = fedbac.run(
         job.method, named, seed=job.seed, device=device, data_folder=data, progress=False, settings=settings,
-        workers=1 if device == "cpu" else None, **data_and_shards,
+        workers=1 if device == "cpu" else None, dataset=dataset, shards=shards,
     )  # fmt: skip
     task, honest = experiment.task, slice(None)
     if task.liars is not None and job.who == "edges":
