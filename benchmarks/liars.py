@@ -141,7 +141,7 @@ def play(job: Job, device: str, data: str | None, extra: tuple[str, ...]) -> dic
         job.method, named, seed=job.seed, device=device, data_folder=data, progress=False, settings=settings,
         workers=1 if device == "cpu" else None, dataset=dataset, shards=shards,
     )  # fmt: skip
-    task, honest = experiment.task, slice(None)
+    task, honest = experiment.task, np.ones(experiment.task.num_edges, dtype=bool)
     if task.liars is not None and job.who == "edges":
         edges = tuple(range(task.num_edges))
         honest = ~task.liars.among(job.seed, edges, np.array(edges), task.num_edges)[0]
