@@ -1,5 +1,6 @@
 """The report's words and numbers: they come from the records."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedbac.report import final, outcome, table, warnings
 from fedbac.report.figures import figures
 from fedbac.report.groups import edge_accuracy, edge_names, groups, labels
 from fedbac.report.outcome import LEAK, caveats, failures, leaks
+from fedbac.report.paper import paper_table
 from fedbac.report.sections import facts
 from fedbac.report.table import human_bytes, ledger_table
 from fedbac.runs.configure import configure
@@ -207,9 +209,9 @@ def test_the_other_moment_is_a_column_and_a_caveat_where_it_names_another(three:
 # --------------------------------------------------------------------------------------------------- guard
 
 
-def deciding(name: str, *after: int, **changes: Any) -> StoredRun:
+def deciding(name: str, *after: int, of: StoredRun | None = None, **changes: Any) -> StoredRun:
     """Return a made-up run of twelve rounds in which clusters are chosen after these."""
-    run = fake(name)
+    run = of or fake(name)
     for record in run.records:
         record["decided"] = [one for one in after if max(one, 1) == record["round"]]
     config = {**run.config, "measured_on": {}, **changes}
@@ -234,9 +236,76 @@ def test_a_policy_that_does_not_act_is_named(after: tuple[int, ...], said: str |
     assert warnings([deciding("hierfavg")]) == [], "there is nothing to choose"
 
 
+def unmoved(run: StoredRun, labels: int) -> StoredRun:
+    """Return a run in which nobody moves in time for another round."""
+    records = [record | {"moves": 0, "active_clusters": labels} for record in run.records]
+    records[-1]["moves"] = 5
+    return replace(run, records=records)
+
+
+@pytest.mark.parametrize(
+    ("method", "after", "labels", "said"),
+    [
+        ("cfl-edges", range(1, 12), 1, "looked for clusters 11 times and never split the one that all are in."),
+        ("fed-bac", (6,), 5, "looked for clusters once and never moved an edge."),
+        ("cfl", (4, 8), 3, "looked for clusters 2 times and never moved a client."),
+        ("ifca-edges", range(13), 5, "looked for clusters 12 times and never moved an edge after its first choice."),
+    ],
+)
+def test_a_policy_that_looks_and_changes_nothing_is_named(
+    method: str, after: Sequence[int], labels: int, said: str
+) -> None:
+    run = unmoved(deciding(method, *after), labels)
+    assert warnings([run]) == [f"{method} {said}"]
+    assert f"{method} {said}" in caveats([run])
+    assert f"{method} {said}" in paper_table([run]).notes
+
+
+def test_who_changed_nothing_has_not_looked_most() -> None:
+    idle, other, once = unmoved(deciding("cfl-edges", *range(1, 12)), 1), deciding("fed-bac", 4, 8), deciding("ifca", 0)
+    assert warnings([idle, other, once])[:3] == [
+        "cfl-edges looked for clusters 11 times and never split the one that all are in.",
+        "ifca chose clusters once, before the first of 12 rounds.",
+        "They do not look for clusters equally often: fed-bac 2 times, ifca once.",
+    ]
+
+
+def test_of_a_policy_that_is_idle_with_some_seeds_it_is_said_with_how_many() -> None:
+    runs = [fake("fed-bac", seed=seed) for seed in range(3)]
+    runs = [deciding("fed-bac", *after, of=run) for run, after in zip(runs, ((4, 8), (4,), (4, 8)), strict=True)]
+    assert warnings([runs[0], unmoved(runs[1], 5), unmoved(runs[2], 5)]) == [
+        "fed-bac looked for clusters 1 to 2 times and never moved an edge, in 2 of 3 runs."
+    ]
+
+
+@pytest.mark.parametrize(("alone_rounds", "named"), [(11, False), (12, True), (15, True)])
+def test_sharing_that_leaves_no_round_to_share_in_is_named(alone_rounds: int, named: bool) -> None:
+    run = fake("fedavg-ft")
+    run.config["experiment"]["method"]["sharing"]["alone_rounds"] = alone_rounds
+    said = f"fedavg-ft never shared: all 12 rounds are alone (alone_rounds={alone_rounds})."
+    assert warnings([run]) == [said] * named
+
+
+@pytest.mark.parametrize(("rounds", "period"), [(4, 1), (20, 4), (99, 19), (100, 20), (200, 20)])
+def test_presets_have_a_period_that_fits_the_run(rounds: int, period: int) -> None:
+    """The paper's for runs of its length, however the rounds are given; others keep theirs."""
+    by_setting = [f"task.rounds={rounds}"]
+    for name, wanted in (
+        ("fed-bac", period),
+        ("ifca-paper", period),
+        ("fed-bac-full", period),
+        ("ifca", 1),
+        ("paper-text", 20),
+    ):
+        for experiment in (configure(name, "demo", rounds=rounds), configure(name, "demo", settings=by_setting)):
+            plain = experiment.model_dump(mode="json")
+            assert plain["method"]["clustering"]["period"] == wanted
+            assert name == "paper-text" or not long_periods(plain)
+
+
 @pytest.mark.parametrize(("rounds", "set_to"), [(20, 4), (99, 19), (100, None)])
 def test_a_period_longer_than_a_fifth_of_the_rounds_warns(rounds: int, set_to: int | None) -> None:
-    told = long_periods(configure("fed-bac", "demo", rounds=rounds).model_dump(mode="json"))
+    told = long_periods(configure("paper-text", "demo", rounds=rounds).model_dump(mode="json"))
     assert [f"method.clustering.period=20 is longer than a fifth of the {rounds} rounds" in one for one in told] == (
         [] if set_to is None else [True]
     )
@@ -248,17 +317,27 @@ def test_a_period_longer_than_a_fifth_of_the_rounds_warns(rounds: int, set_to: i
 
 def test_a_run_says_so_before_its_first_round(caplog: pytest.LogCaptureFixture) -> None:
     small = {"task.network": "mlp", "task.training.epochs": 1, "task.num_edges": 4, "task.clients_per_edge": 2}
-    run = fedbac.run("fed-bac", "demo", rounds=2, settings=small, workers=1, progress=False)
+    run = fedbac.run("paper-text", "demo", rounds=2, settings=small, workers=1, progress=False)
     assert any("method.clustering.period=20" in message for message in caplog.messages)
-    assert "fed-bac chose clusters in none of its 2 rounds." in warnings([run])
+    assert "paper-text chose clusters in none of its 2 rounds." in warnings([run])
     assert run.config["weights"] > 0
+
+
+def test_runs_too_short_for_their_rules_say_so_themselves() -> None:
+    """CFL looks after each round and may split from round 20 on; fine-tuning takes the last ten rounds."""
+    small = {"task.network": "mlp", "task.training.epochs": 1, "task.num_edges": 4, "task.clients_per_edge": 2}
+    runs = fedbac.compare(["cfl-edges", "fedavg-ft"], "demo", rounds=3, settings=small, workers=1, progress=False)
+    assert warnings(runs) == [
+        "cfl-edges looked for clusters 2 times and never split the one that all are in.",
+        "fedavg-ft never shared: all 3 rounds are alone (alone_rounds=10).",
+    ]
 
 
 def test_seeds_of_a_comparison_say_it_once(caplog: pytest.LogCaptureFixture) -> None:
     small = {"task.network": "mlp", "task.training.epochs": 1, "task.num_edges": 4, "task.clients_per_edge": 2}
     for _ in range(2):  # a second comparison says it again
         caplog.clear()
-        fedbac.compare(["fed-bac"], "demo", rounds=2, seed=[0, 1], settings=small, workers=1, progress=False)
+        fedbac.compare(["paper-text"], "demo", rounds=2, seed=[0, 1], settings=small, workers=1, progress=False)
         assert sum("method.clustering.period=20" in message for message in caplog.messages) == 1
 
 

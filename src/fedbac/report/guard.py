@@ -18,10 +18,11 @@ def guarded(together: Sequence[Group], measured_on: Mapping[str, Sequence[str]],
     notes = [note for group in together for note in _idle(group)]
     if len(together) == 1 or not side_by_side:
         return notes
-    looks = {group.label: group.runs[0].summary["decisions"] or 0 for group in together if _clusters(group.runs[0])}
+    acting = [group for group in together if _clusters(group.runs[0]) and not all(map(_still, group.runs))]
+    looks = {group.label: group.runs[0].summary["decisions"] or 0 for group in acting}
     if len(set(looks.values())) > 1:
         most = sorted(looks, key=lambda label: -looks[label])
-        told = ", ".join(f"{label} {looks[label]} times" for label in most)
+        told = ", ".join(f"{label} {_times([looks[label]])}" for label in most)
         notes.append(f"They do not look for clusters equally often: {told}.")
     notes += _more("sent", "bytes", {group.label: _mean(group, "bytes_total") for group in together})
     weights = {group.label: look_up(group.runs[0].config, "weights") for group in together}
@@ -38,8 +39,16 @@ def _idle(group: Group) -> list[str]:
     """Return which policies of a method did not act, or acted only once."""
     run, notes = group.runs[0], []
     rounds, decisions = len(run.records), _decisions(run)
-    if decisions is not None and _clusters(run):
-        used = [after for after in decisions if after < rounds]
+    if still := [run for run in group.runs if _still(run)]:
+        unit = look_up(still[0].config, "experiment.method.unit", "edge")
+        alone = all(record["active_clusters"] == 1 for run in still for record in run.records)
+        nothing = "split the one that all are in" if alone else f"moved {'an' if unit == 'edge' else 'a'} {unit}"
+        after = " after its first choice" * (0 in _in_time(still[0]))
+        some = "" if len(still) == len(group.runs) else f", in {len(still)} of {len(group.runs)} runs"
+        looks = [len(_in_time(run)) for run in still]
+        notes.append(f"{group.label} looked for clusters {_times(looks)} and never {nothing}{after}{some}.")
+    elif decisions is not None and _clusters(run):
+        used = _in_time(run)
         if not used:
             when = (
                 "only after its last round, so no round used them" if decisions else f"in none of its {rounds} rounds"
@@ -48,17 +57,43 @@ def _idle(group: Group) -> list[str]:
         elif len(used) == 1:
             when = f"after round {used[0]}" if used[0] else "before the first"
             notes.append(f"{group.label} chose clusters once, {when} of {rounds} rounds.")
-    selection = leaves(look_up(run.config, "experiment.method.selection", {}))
-    warmup = [value for path, value in selection.items() if path.rpartition(".")[2] == "warmup"]
-    if any(isinstance(value, int) and value >= rounds for value in warmup):
+    if _waits(run, "selection", "warmup") >= rounds:
         notes.append(f"{group.label} never selected clients by what it learned: all {rounds} rounds were warm-up.")
+    planned = int(look_up(run.config, "experiment.task.rounds", rounds))
+    if (alone_rounds := _waits(run, "sharing", "alone_rounds")) >= planned:
+        notes.append(f"{group.label} never shared: all {planned} rounds are alone (alone_rounds={alone_rounds}).")
     return notes
+
+
+def _still(run: StoredRun) -> bool:
+    """Whether a policy looked for clusters in rounds that another followed, and changed none."""
+    return any(_in_time(run)) and _clusters(run) and not any(record["moves"] for record in run.records[:-1])
+
+
+def _waits(run: StoredRun, column: str, name: str) -> int:
+    """Return the largest number of rounds under a name in a column."""
+    settings = leaves(look_up(run.config, f"experiment.method.{column}", {}))
+    found = [value for path, value in settings.items() if path.rpartition(".")[2] == name]
+    return max((value for value in found if isinstance(value, int)), default=0)
+
+
+def _times(counts: Sequence[int]) -> str:
+    """Return how often something happened, in words; over runs, from the fewest to the most."""
+    least, most = min(counts), max(counts)
+    if least < most:
+        return f"{least} to {most} times"
+    return {0: "never", 1: "once"}.get(most, f"{most} times")
 
 
 def _clusters(run: StoredRun) -> bool:
     """Whether a run has clusters to choose."""
     clustering = look_up(run.config, "experiment.method.clustering", {})
     return str(look_up(clustering, "kind", "fixed")) != "fixed" and bool(look_up(clustering, "num_clusters") != 1)
+
+
+def _in_time(run: StoredRun) -> list[int]:
+    """Return after which rounds clusters were chosen in time for another."""
+    return [after for after in _decisions(run) or () if after < len(run.records)]
 
 
 def _decisions(run: StoredRun) -> list[int] | None:
