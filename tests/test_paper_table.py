@@ -85,6 +85,21 @@ def test_a_number_that_one_seed_lacks_is_not_averaged_over_the_others() -> None:
     assert paper_table(runs, ["rounds_to_target"]).cells[0][0].text == "–"
 
 
+def test_both_moments_can_be_asked_for() -> None:
+    """Whichever a method is judged by; there is none after training where nobody keeps what it trained."""
+    runs = LEVEL + three("flat", 0.6, 0.6, 0.6)
+    for run in runs:
+        after = None if run.config["experiment"]["method"]["name"] == "flat" else {"accuracy": 0.9}
+        run.summary.update(before_training={"accuracy": run.summary["accuracy"]}, after_training=after)
+    table = paper_table(runs, ["accuracy", "before_training", "after_training"])
+    assert [title for _, title in table.heads] == ["accuracy", "before training", "after training"]
+    assert [[cell.text for cell in line[1:]] for line in table.cells] == [
+        ["71.0", "90.0"],
+        ["71.3", "90.0"],
+        ["60.0", "–"],
+    ]
+
+
 def test_tasks_stand_beside_each_other_and_what_was_not_run_is_a_dash() -> None:
     table = paper_table(FAR + LEVEL + three("one", 0.4, 0.4, 0.4, dataset="cifar10"))
     assert table.heads == [(data, name) for data in ("svhn", "cifar10") for name in ("accuracy", "worst edge")]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedbac")
 
 PAPER_COLUMNS = (
-    "accuracy", "last", "best", "worst_edge", "sigma", "rounds_to_target", "clusters", "bytes", "seconds",
+    "accuracy", "last", "best", "before_training", "after_training", "worst_edge", "sigma", "rounds_to_target",
+    "clusters", "bytes", "seconds",
 )  # fmt: skip
 """Named here too, so that the help needs no matplotlib."""
 
