@@ -1,6 +1,7 @@
 """Trackers show what the records say, once, also of a run that was resumed; and one that fails costs nobody a run."""
 
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 
 import fedbac
 from fedbac import Runtime
+from fedbac.cli.main import main
 from fedbac.errors import ConfigError
 from fedbac.runs import tracking
 from fedbac.runs.configure import Inputs, configure
 from fedbac.runs.play import finish, play
 from fedbac.runs.tracking import MLFLOW_RUN
+from tests.test_cli import SMALL
 from tests.unit.tiny import tiny_data, tiny_task
 
 
@@ -38,7 +41,7 @@ def test_tensorboard_shows_every_round_once(stop_after: int | None, tmp_path: Pa
     assert [event.step for event in shown.Scalars("accuracy/mean")] == [1, 2, 3]
     for name, key in (
         ("accuracy/mean", "accuracy"),
-        ("accuracy/worst_edge", "accuracy_min"),
+        ("accuracy/lowest", "accuracy_min"),
         ("clusters/moves", "moves"),
     ):
         assert [event.value for event in shown.Scalars(name)] == pytest.approx([record[key] for record in records])
@@ -47,8 +50,34 @@ def test_tensorboard_shows_every_round_once(stop_after: int | None, tmp_path: Pa
     assert "time/simulated_seconds" not in shown.Tags()["scalars"], "there are no devices"
 
 
+MLFLOW_S_OWN_WAY = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+"""With SQLAlchemy 2.1."""
+
+
+@MLFLOW_S_OWN_WAY
+def test_the_command_of_the_page_fills_mlflow_s_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/report.md has it; MLflow makes its database where the command is typed."""
+    mlflow = pytest.importorskip("mlflow")
+    page = (Path(__file__).parents[1] / "docs" / "report.md").read_text(encoding="utf-8")
+    (typed,) = re.findall(r"^(fedbac .*--track mlflow)$", page, re.MULTILINE)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [*typed.split(), "--rounds", "2", *SMALL])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 0
+    assert (tmp_path / "mlflow.db").stat().st_size > 0
+    client = mlflow.MlflowClient()
+    (experiment,) = client.search_experiments(filter_string="name LIKE 'fedbac-%'")
+    kept = {run.data.params["method.name"]: run for run in client.search_runs([experiment.experiment_id])}
+    assert kept.keys() == {"fed-bac", "ifca-edges"}
+    for run in kept.values():
+        assert run.info.status == "FINISHED"
+        assert [metric.step for metric in client.get_metric_history(run.info.run_id, "accuracy/lowest")] == [1, 2]
+
+
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own way with SQLAlchemy 2.1
+@MLFLOW_S_OWN_WAY
 def test_mlflow_keeps_one_run_where_it_does_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

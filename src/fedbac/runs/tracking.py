@@ -22,8 +22,8 @@ T = TypeVar("T")
 log = logging.getLogger("fedbac")
 NUMBERS = {
     "accuracy/mean": "accuracy",
-    "accuracy/worst_edge": "accuracy_min",
-    "accuracy/best_edge": "accuracy_max",
+    "accuracy/lowest": "accuracy_min",  # of this round; the worst edge is the lowest of the edges' means over several
+    "accuracy/highest": "accuracy_max",
     "accuracy/global": "accuracy_global",
     "loss": "loss",
     "clusters/active": "active_clusters",
