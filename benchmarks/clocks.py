@@ -80,6 +80,7 @@ def expected(seed: int, kind: str, discount: bool) -> dict[str, float]:
         "task.world.speed_spread": 0.5,
         "task.clients_per_edge": 5,
         "method.selection.fraction": 0.6,
+        "method.clustering.period": 20,
         "method.clock": clock,
     }
     learn = Thompson.learn

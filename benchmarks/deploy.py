@@ -112,7 +112,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     sizes = [f"task.num_edges={options.edges}", f"task.clients_per_edge={options.clients}"]
-    experiment = configure(options.method, rounds=options.rounds, settings=sizes)
+    looks = ["method.clustering.period=20"] if options.method == "fed-bac" else []
+    experiment = configure(options.method, rounds=options.rounds, settings=[*sizes, *looks])
     with tempfile.TemporaryDirectory(prefix="federation-") as folder:
         trial = made(Path(folder), experiment, DeploySettings(deadline=300), ["--idle", str(IDLE)])
         found = measure(trial)

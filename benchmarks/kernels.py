@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbac import Dataset, configure
+from fedbac import Dataset, configure, method
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
 from fedbac.gpu.driver import current_stream, pointers
@@ -112,7 +112,8 @@ def main() -> None:
     batch = options.batch or TASKS[options.task].training.batch_size
     inputs = Inputs(dataset=random_images(SHAPES[options.task]))
     settings = [f"task.training.batch_size={batch}"]
-    experiment = configure("fed-bac", options.task, rounds=1, settings=settings, inputs=inputs)
+    whole = TASKS[options.task]  # of which this is a round
+    experiment = configure(method("fed-bac", whole), whole, rounds=1, settings=settings, inputs=inputs)
     found: dict[str, float] = {}
     measure_phases(options.turns, found)
     next(play(experiment, inputs=inputs, runtime=parse(Runtime, {"device": "cuda", "trainer": "native"})))

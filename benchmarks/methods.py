@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from fedbac import METHODS, configure
+from fedbac import METHODS, configure, method, task
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.local import describe
@@ -60,7 +60,8 @@ def main() -> None:
     options = parser.parse_args()
     runtime = parse(Runtime, {"device": options.device})
     names = [REFERENCE, *(name for name in options.methods if name != REFERENCE)]
-    experiments = {name: configure(name, options.task, rounds=options.rounds + 1) for name in names}
+    whole = task(options.task)  # of which these rounds are some
+    experiments = {name: configure(method(name, whole), whole, rounds=options.rounds + 1) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     trainer: dict[str, str] = {}
     for turn in range(options.turns):

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbac import Dataset, configure, native
+from fedbac import Dataset, configure, method, native, task
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.config.explain import parse
 from fedbac.data import load
@@ -145,8 +145,9 @@ def main() -> None:
         if times is not None:
             times.active = False
             times.events.clear()
+        preset = method(name, task("cifar10"))  # for all of its rounds, of which these are some
         experiment = configure(
-            name, "cifar10", rounds=args.rounds, settings=["task.training.batch_size=64"], inputs=inputs
+            preset, "cifar10", rounds=args.rounds, settings=["task.training.batch_size=64"], inputs=inputs
         )
         profile = cProfile.Profile()
         if args.profile:
