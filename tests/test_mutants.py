@@ -130,6 +130,10 @@ MUTANTS = {
         "runs/store.py", "for path in (self.rounds_file, self.config_file):",
         "for path in (self.rounds_file, self.config_file, self.summary_file):", WITHDRAWN,
     ),
+    "a policy that changed nothing has acted": Mutant(
+        "report/guard.py", 'not any(record["moves"]', 'not any("moves" in record',
+        "tests/test_report.py::test_a_policy_that_looks_and_changes_nothing_is_named",
+    ),
     "a leader by one side": Mutant("statistics.py", "chance = 2 * float(", "chance = float(", CHANCE),
     "a leader of two seeds": Mutant("statistics.py", "FEWEST_SEEDS = 3", "FEWEST_SEEDS = 2", CHANCE),
     "a leader without a correction": Mutant("statistics.py", "<= LEVEL / left", "<= LEVEL", CHANCE),

@@ -246,9 +246,9 @@ def unmoved(run: StoredRun, labels: int) -> StoredRun:
 @pytest.mark.parametrize(
     ("method", "after", "labels", "said"),
     [
-        ("cfl-edges", range(1, 12), 1, "looked for clusters 11 times and never split the one that all are in."),
+        ("fedgwc-edges", range(1, 12), 1, "looked for clusters 11 times and never split the one that all are in."),
         ("fed-bac", (6,), 5, "looked for clusters once and never moved an edge."),
-        ("cfl", (4, 8), 3, "looked for clusters 2 times and never moved a client."),
+        ("cfl", (4, 8), 3, "looked for clusters 2 times and never moved a client (clustering.first_split=20)."),
         ("ifca-edges", range(13), 5, "looked for clusters 12 times and never moved an edge after its first choice."),
     ],
 )
@@ -264,7 +264,7 @@ def test_a_policy_that_looks_and_changes_nothing_is_named(
 def test_who_changed_nothing_has_not_looked_most() -> None:
     idle, other, once = unmoved(deciding("cfl-edges", *range(1, 12)), 1), deciding("fed-bac", 4, 8), deciding("ifca", 0)
     assert warnings([idle, other, once])[:3] == [
-        "cfl-edges looked for clusters 11 times and never split the one that all are in.",
+        "cfl-edges looked for clusters 11 times and never split the one that all are in (clustering.first_split=20).",
         "ifca chose clusters once, before the first of 12 rounds.",
         "They do not look for clusters equally often: fed-bac 2 times, ifca once.",
     ]
@@ -282,7 +282,7 @@ def test_of_a_policy_that_is_idle_with_some_seeds_it_is_said_with_how_many() -> 
 def test_sharing_that_leaves_no_round_to_share_in_is_named(alone_rounds: int, named: bool) -> None:
     run = fake("fedavg-ft")
     run.config["experiment"]["method"]["sharing"]["alone_rounds"] = alone_rounds
-    said = f"fedavg-ft never shared: all 12 rounds are alone (alone_rounds={alone_rounds})."
+    said = f"fedavg-ft never shared: all 12 rounds are alone (sharing.alone_rounds={alone_rounds})."
     assert warnings([run]) == [said] * named
 
 
@@ -328,8 +328,8 @@ def test_runs_too_short_for_their_rules_say_so_themselves() -> None:
     small = {"task.network": "mlp", "task.training.epochs": 1, "task.num_edges": 4, "task.clients_per_edge": 2}
     runs = fedbac.compare(["cfl-edges", "fedavg-ft"], "demo", rounds=3, settings=small, workers=1, progress=False)
     assert warnings(runs) == [
-        "cfl-edges looked for clusters 2 times and never split the one that all are in.",
-        "fedavg-ft never shared: all 3 rounds are alone (alone_rounds=10).",
+        "cfl-edges looked for clusters 2 times and never split the one that all are in (clustering.first_split=20).",
+        "fedavg-ft never shared: all 3 rounds are alone (sharing.alone_rounds=10).",
     ]
 
 

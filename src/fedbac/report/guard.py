@@ -1,6 +1,7 @@
 """What makes a comparison unequal, a line each: policies that do not act, and methods that look, send or hold more."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedbac.report.groups import Group, look_up
 from fedbac.runs.store import StoredRun
@@ -8,6 +9,9 @@ from fedbac.runs.summary import leaves
 
 MUCH = 1.5
 """How many times the bytes or weights of another method are worth a line."""
+
+WAITS = ("warmup", "first_split", "alone_rounds")
+"""What settings are called that say for how many rounds a policy does not act yet, or no longer."""
 
 
 def guarded(together: Sequence[Group], measured_on: Mapping[str, Sequence[str]], side_by_side: bool) -> list[str]:
@@ -39,14 +43,20 @@ def _idle(group: Group) -> list[str]:
     """Return which policies of a method did not act, or acted only once."""
     run, notes = group.runs[0], []
     rounds, decisions = len(run.records), _decisions(run)
+    method, planned = (
+        look_up(run.config, "experiment.method", {}),
+        look_up(run.config, "experiment.task.rounds", rounds),
+    )
+    waiting = waits(method, planned)
     if still := [run for run in group.runs if _still(run)]:
         unit = look_up(still[0].config, "experiment.method.unit", "edge")
-        alone = all(record["active_clusters"] == 1 for run in still for record in run.records)
-        nothing = "split the one that all are in" if alone else f"moved {'an' if unit == 'edge' else 'a'} {unit}"
+        one = all(record["active_clusters"] == 1 for run in still for record in run.records)
+        nothing = "split the one that all are in" if one else f"moved {'an' if unit == 'edge' else 'a'} {unit}"
         after = " after its first choice" * (0 in _in_time(still[0]))
         some = "" if len(still) == len(group.runs) else f", in {len(still)} of {len(group.runs)} runs"
-        looks = [len(_in_time(run)) for run in still]
-        notes.append(f"{group.label} looked for clusters {_times(looks)} and never {nothing}{after}{some}.")
+        why = "".join(f" ({path}={value})" for path, value in waiting.items() if path.startswith("clustering."))
+        looks = _times([len(_in_time(run)) for run in still])
+        notes.append(f"{group.label} looked for clusters {looks} and never {nothing}{after}{some}{why}.")
     elif decisions is not None and _clusters(run):
         used = _in_time(run)
         if not used:
@@ -57,24 +67,28 @@ def _idle(group: Group) -> list[str]:
         elif len(used) == 1:
             when = f"after round {used[0]}" if used[0] else "before the first"
             notes.append(f"{group.label} chose clusters once, {when} of {rounds} rounds.")
-    if _waits(run, "selection", "warmup") >= rounds:
+    if any(path.startswith("selection.") for path in waits(method, rounds)):
         notes.append(f"{group.label} never selected clients by what it learned: all {rounds} rounds were warm-up.")
-    planned = int(look_up(run.config, "experiment.task.rounds", rounds))
-    if (alone_rounds := _waits(run, "sharing", "alone_rounds")) >= planned:
-        notes.append(f"{group.label} never shared: all {planned} rounds are alone (alone_rounds={alone_rounds}).")
+    notes += [
+        f"{group.label} never shared: all {planned} rounds are alone ({path}={value})."
+        for path, value in waiting.items()
+        if path.startswith("sharing.")
+    ]
     return notes
+
+
+def waits(method: Mapping[str, Any], rounds: int) -> dict[str, int]:
+    """Return the settings for how long policies wait, or are alone, that leave none of so many rounds to act in."""
+    return {
+        path: value
+        for path, value in leaves(method).items()
+        if path.rpartition(".")[2] in WAITS and isinstance(value, int) and value >= rounds
+    }
 
 
 def _still(run: StoredRun) -> bool:
     """Whether a policy looked for clusters in rounds that another followed, and changed none."""
     return any(_in_time(run)) and _clusters(run) and not any(record["moves"] for record in run.records[:-1])
-
-
-def _waits(run: StoredRun, column: str, name: str) -> int:
-    """Return the largest number of rounds under a name in a column."""
-    settings = leaves(look_up(run.config, f"experiment.method.{column}", {}))
-    found = [value for path, value in settings.items() if path.rpartition(".")[2] == name]
-    return max((value for value in found if isinstance(value, int)), default=0)
 
 
 def _times(counts: Sequence[int]) -> str:
