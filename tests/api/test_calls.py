@@ -140,8 +140,8 @@ def test_what_workers_warn_of_comes_once_and_from_the_parent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A line of another process would stand in the middle of the progress bars."""
-    fedbac.sweep("fed-bac", **TINY, seed=[0, 1], jobs=2, out=tmp_path, progress=False)
-    assert [message.partition("=")[0] for message in caplog.messages] == ["fed-bac: method.clustering.period"]
+    fedbac.sweep("paper-text", **TINY, seed=[0, 1], jobs=2, out=tmp_path, progress=False)
+    assert [message.partition("=")[0] for message in caplog.messages] == ["paper-text: method.clustering.period"]
     assert "method.clustering.period" not in capfd.readouterr().err
     assert not list(tmp_path.glob(".stop-*"))
 
