@@ -414,6 +414,7 @@ def texts() -> dict[Path, str]:
             DOCS / "fedfork.md",
             confirmed.table(ROOT / confirmed.KEPT),
             rivals.cost(TUNED, RESULTS / "rivals" / "bytes.jsonl"),
+            f"\n{confirmed.in_short(RESULTS / 'rivals' / 'natural' / confirmed.KEPT.name)}\n\n",
         ),
         DOCS / "fedfork-why.md": block(
             DOCS / "fedfork-why.md",
