@@ -1,5 +1,6 @@
 """Adapters on a frozen network: what is trained, who owns it, what passes a link, and what a mean makes of it."""
 
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,12 @@ from torch.func import functional_call
 
 import fedbac
 from fedbac import Adapters, ConfigError, Method
+from fedbac.config.columns import CHOSEN
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params
 from fedbac.lowrank import LowRank
 from fedbac.models import Perceptron, builder, weights
+from tests.covering import first
 from tests.unit.tiny import tiny_data, tiny_run, tiny_task
 
 NETWORK = Perceptron(hidden=(6,))
@@ -117,6 +120,52 @@ def test_whole_weights_of_owners_are_the_schemes_that_have_them_as_parts(whole: 
     ours, theirs = (run.model(edge=1).state_dict() for run in runs)
     for mine, wanted in zip(ours.values(), theirs.values(), strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+COLUMNS = ("clustering", "sharing", "aggregation", "selection", "step", "client_up")
+KINDS = [[f"{column}={kind}" for kind in [*CHOSEN[column]][::-1] if kind != "dynamic"] for column in COLUMNS]
+"""All but the step that belongs to another scheme."""
+POLICIES = [policy for row in zip_longest(*KINDS) for policy in row if policy is not None]
+"""One of each column, and then the others."""
+TWO = ("method.clustering.num_clusters=2",)
+TAUGHT = ("method.personalization.owners=[cluster]", "method.personalization.taught=true")
+BESIDES: dict[str, tuple[str, ...]] = {
+    "clustering=lowest_loss": (*TWO, "method.clustering.start_labels=round_robin"),
+    "clustering=kmeans": TWO,
+    "sharing=distill": TAUGHT,
+    "sharing=distill_adaptive": TAUGHT,
+    "client_up=noise": ("method.links.client_up=[{kind: clip, norm: 1}, {kind: noise, multiplier: 0.1}]",),
+}
+
+
+@pytest.mark.parametrize("policy", first(len(COLUMNS), POLICIES))
+def test_adapters_learn_under_every_policy_and_the_network_stays_what_it_was(policy: str) -> None:
+    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))
+    link = policy.startswith("client_up")
+    settings = (f"method.{'links.' * link}{policy}", *BESIDES.get(policy, ()))
+    played = tiny_run("fed-bac", "method.personalization=adapters", "method.personalization.rank=2", *settings,
+                      network=base)  # fmt: skip
+    state = {name.partition("_network.")[2]: value for name, value in played.model(edge=0).state_dict().items()}
+    for name, value in base.state_dict().items():
+        assert torch.equal(state[name], value)
+    assert all(value.count_nonzero() for name, value in state.items() if ".adapter_" in name), (
+        "some owner learned nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("method.sharing=distill",), "one whole network per cluster .* 'adapters' has not"),
+        (
+            ("method.personalization.owners=[cluster, client]", "method.clustering=linucb"),
+            "there is none of a cluster to measure",
+        ),
+    ],
+)
+def test_policies_that_need_whole_networks_of_clusters_are_refused(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_run("fed-bac", "method.personalization=adapters", *settings)
 
 
 def test_a_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
