@@ -1,5 +1,7 @@
 """Adapters on a frozen network: what is trained, who owns it, what passes a link, and what a mean makes of it."""
 
+import json
+import re
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -208,6 +211,72 @@ def test_statistics_and_constants_of_a_frozen_network_stay_as_they_are() -> None
         assert torch.equal(mine, value) == (not name.startswith("head")), name
         assert torch.equal(user.state_dict()[name], value), "the user's own network is not touched"
     assert all(value.requires_grad for value in user.parameters())
+
+
+def test_a_model_is_saved_as_the_users_own_network_with_all_that_was_learned_in_its_weights(tmp_path: Path) -> None:
+    scheme = Adapters(owners=("cloud", "client"), target=("body",), whole={"client": ("head.*",)})
+    method = Method(name="x", clustering={"kind": "fixed", "num_clusters": 1}, personalization=scheme)
+    played = tiny_run(method, network=Pretrained())
+    model, fresh = played.model(client=3), Pretrained()
+    fresh.load_state_dict(load_file(played.save_model(tmp_path / "m.safetensors", client=3)))
+    x = torch.from_numpy(tiny_data().x_test)
+    assert model.mean is not None
+    assert model.std is not None
+    for own in (fresh.eval(), model.merged()):
+        torch.testing.assert_close(own((x.float() / 255 - model.mean) / model.std), model(x), rtol=1e-5, atol=1e-5)
+    assert {type(module) for module in model.merged().modules()} == {Pretrained, nn.Linear, nn.BatchNorm1d}
+    with pytest.raises(ConfigError, match=r"head\.weight is trained as a whole .*; save it as \.safetensors"):
+        played.save_model(tmp_path / "m.peft", client=3)
+
+
+def test_products_of_all_owners_are_saved_as_one_for_peft(tmp_path: Path) -> None:
+    played = run(owners=("cloud", "edge", "client"), rank=2, alpha=5)
+    folder = played.save_model(tmp_path / "mine.peft", client=3)
+    settings, saved = (
+        json.loads((folder / "adapter_config.json").read_text()),
+        load_file(folder / "adapter_model.safetensors"),
+    )
+    assert (settings["r"], settings["lora_alpha"]) == (6, 15)
+    base = builder(NETWORK, None, (64,), 10, 0)(0)
+    for name, value in played.model(client=3).merged().named_parameters():
+        path, _, kind = name.rpartition(".")
+        a, b = (saved.get(f"base_model.model.{path}.lora_{half}.weight") for half in "AB")
+        wanted = base.get_parameter(name)
+        if kind == "weight" and re.fullmatch(settings["target_modules"], path):
+            assert a is not None
+            assert b is not None
+            wanted = wanted + settings["lora_alpha"] / settings["r"] * b @ a
+            assert b.count_nonzero()
+        torch.testing.assert_close(value, wanted)
+
+
+def test_without_products_there_is_nothing_for_peft(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no low-rank products"):
+        tiny_run("hierfavg").save_model(tmp_path / "mine.peft", edge=0)
+
+
+class Tied(nn.Module):
+    """A network that uses a weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head(self.second(self.first(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("target", ["first", "head"])
+def test_into_a_weight_that_is_used_twice_nothing_is_merged(target: str, tmp_path: Path) -> None:
+    settings = ("personalization=adapters", "personalization.owners=[cloud]", f"personalization.target=[{target}]")
+    played = tiny_run("hierfavg", *[f"method.{one}" for one in settings], task=tiny_task(rounds=1), network=Tied())
+    if target == "head":
+        Tied().load_state_dict(load_file(played.save_model(tmp_path / "m.safetensors", edge=0)))
+        return
+    with pytest.raises(ConfigError, match=r"first has adapters and shares its weight with second\.weight"):
+        played.model(edge=0).merged()
 
 
 def test_one_network_holds_every_weight_in_exactly_one_part() -> None:

@@ -1,9 +1,12 @@
 """Language models of transformers and peft as networks, and SmolLM2 in languages."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.func import functional_call
 
 import fedbac
@@ -11,6 +14,7 @@ from fedbac import Adapters, ConfigError, language
 from fedbac.core.parts import extension
 from fedbac.language import SmolLM2
 from fedbac.models import builder, weights
+from tests.unit.tiny import tiny_run, tiny_task
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -43,6 +47,28 @@ def test_one_clients_adapters_are_those_of_peft() -> None:
     torch.testing.assert_close(functional_call(ours, params, (x,)), theirs(x).logits, rtol=1e-5, atol=1e-5)
     assert torch.equal(ours.head(ours.features(x)), ours(x))  # type: ignore[operator]
     assert ours.inner.lm_head.weight is ours.inner.model.embed_tokens.weight  # type: ignore[union-attr]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_peft_loads_what_a_run_saves_for_it_and_transformers_what_is_merged(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    settings = ("personalization=adapters", "personalization.rank=2", 'personalization.target=["*.q_proj", "*.v_proj"]')
+    x = np.random.default_rng(0).integers(0, 50, (200, 8))
+    data = fedbac.Dataset.from_arrays("made up", x[:, :-1], x[:, 1:], x[:60, :-1], x[:60, 1:])
+    run = tiny_run("fed-bac", *[f"method.{one}" for one in settings], task=tiny_task(loss={"kind": "next_token"}),
+                   dataset=data, network=llama())  # fmt: skip
+    given = torch.from_numpy(x[:5, :-1])
+    wanted = run.model(edge=1)(given)
+    assert not torch.allclose(wanted, llama()(given).logits, atol=1e-3)
+    theirs = peft.PeftModel.from_pretrained(llama(), run.save_model(tmp_path / "mine.peft", edge=1))
+    torch.testing.assert_close(theirs(given).logits, wanted, rtol=1e-5, atol=1e-5)
+    whole = llama()
+    whole.load_state_dict(load_file(run.save_model(tmp_path / "mine.safetensors", edge=1)))
+    torch.testing.assert_close(whole(given).logits, wanted, rtol=1e-5, atol=1e-5)
+    run.model(edge=1).merged().save_pretrained(tmp_path / "whole")
+    again = type(whole).from_pretrained(tmp_path / "whole")
+    torch.testing.assert_close(again(given).logits, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.full

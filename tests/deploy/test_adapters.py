@@ -18,8 +18,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "cluster and edge": ("fed-bac", *ADAPTERS, "method.personalization.owners=[cluster, edge]"),
     "cloud and client": ("hierfavg", *ADAPTERS, "method.personalization.owners=[cloud, client]"),
     "cloud and a head": (
-        "hierfavg", *ADAPTERS, "method.personalization.owners=[cloud]", 'method.personalization.whole={"edge": ["3.*"]}',
-        "method.personalization.train=b", 'method.personalization.target=["1"]',
+        "hierfavg", *ADAPTERS, "method.personalization.owners=[cloud]", 'method.personalization.target=["1"]',
+        "method.personalization.train=b", 'method.personalization.whole={"edge": ["3.*"]}',
     ),
 }  # fmt: skip
 
