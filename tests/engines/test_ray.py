@@ -156,14 +156,40 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
         next(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(engine="ray", device="cpu")))
 
 
-@pytest.mark.parametrize(("num_edges", "gpus"), [(10, 8), (10, 1), (3, 8), (7, 2), (16, 8)])
-def test_every_edge_finds_a_place_on_a_gpu(num_edges: int, gpus: int) -> None:
-    """An actor cannot have parts of two GPUs: as many fit on each as its shares allow."""
+@pytest.mark.parametrize(("num_actors", "gpus"), [(10, 8), (10, 1), (3, 8), (7, 2), (16, 8)])
+def test_every_actor_finds_a_place_on_a_gpu(num_actors: int, gpus: int) -> None:
+    """None can have parts of two GPUs: as many fit on each as their shares allow."""
     from fedbac.engines.ray import gpu_share
 
-    share = gpu_share(num_edges, gpus)
+    share = gpu_share(num_actors, gpus)
     assert 0 < share <= 1
-    assert int(1 / share + 1e-9) * gpus >= num_edges
+    assert int(1 / share + 1e-9) * gpus >= num_actors
+
+
+@pytest.mark.parametrize(
+    ("loads", "dealt"),
+    [
+        ([5, 5, 5], [[0], [1], [2]]),
+        ([1, 9, 2, 3, 3], [[1], [0, 2, 3, 4]]),
+        ([4, 3, 3, 2, 2], [[0, 3, 4], [1, 2]]),
+        ([0, 7, 0], [[1], [0], [2]]),
+    ],
+)
+def test_edges_are_dealt_out_by_their_examples(loads: list[int], dealt: list[list[int]]) -> None:
+    from fedbac.engines.ray import deal
+
+    assert deal(loads, len(dealt)) == dealt
+
+
+@pytest.mark.parametrize(("actors", "most"), [(2, 0.505), (4, 0.3), (8, 0.18)])
+def test_the_largest_share_of_the_ten_edges_of_the_paper(actors: int, most: float) -> None:
+    """With eight GPUs, two have two edges: whatever a GPU takes for an edge, all take 5.5 times less than one at best."""
+    from fedbac.engines.ray import deal
+
+    for seed in range(3):
+        loads = [site.size for site in assemble(configure("fed-bac", "fashion-mnist-mini", seed=seed)).sites]
+        largest = max(sum(loads[site] for site in mine) for mine in deal(loads, actors)) / sum(loads)
+        assert max(1 / actors, max(loads) / sum(loads)) <= largest < most
 
 
 def test_orders_travel_without_what_their_networks_are_views_of() -> None:

@@ -1,7 +1,7 @@
-"""Every edge an actor of Ray: on one machine's cores or GPUs, or on a cluster.
+"""Edges in actors of Ray: on one machine's cores or GPUs, or on a cluster.
 
 An actor holds its clients' data and nothing else; networks and reports travel. An order carries all the state its work
-needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
+needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it its orders again.
 """
 
 import logging
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ def tasks(runtime: Runtime, function: Callable[..., None]) -> Iterator[Callable[
 
 
 class Place(NamedTuple):
-    """Where an edge is and how it trains."""
+    """Where an actor is and how it trains."""
 
     node: str
     pid: int
@@ -120,41 +121,50 @@ class Place(NamedTuple):
 
 
 class EdgeActor:
-    """One edge: its data, its trainer, and the same ``serve`` as in the simulator. They are made at the first call: Ray
-    passes on what a call raised, but of a failure in here only a text."""
+    """Some edges: their data, a trainer, and the same ``serve`` as in the simulator. They are made at the first call:
+    Ray passes on what a call raised, but of a failure in here only a text."""
 
     def __init__(
-        self, examples: Examples, experiment: Experiment, sites: Sequence[Site], network: nn.Module, runtime: Runtime
+        self,
+        examples: Examples,
+        experiment: Experiment,
+        sites: Sequence[Site],
+        network: nn.Module,
+        runtime: Runtime,
+        sharers: int,
     ) -> None:
         self.examples, self.experiment, self.sites = examples, experiment, sites
-        self.network, self.runtime = network, runtime
+        self.network, self.runtime, self.sharers = network, runtime, sharers
 
     @cached_property
     def edges(self) -> Simulator:
-        """The engine that does this edge's orders."""
+        """The engine that does the orders of these edges."""
         scheme = self.experiment.method.personalization
         gradients = per_example(self.experiment, self.experiment.seed)
         trainer = make_trainer(self.network, scheme, self.examples, self.runtime, gradients)
-        return Simulator(self.experiment, self.sites, trainer, self.runtime.memory_gib, sharers=len(self.sites))
+        return Simulator(self.experiment, self.sites, trainer, self.runtime.memory_gib, self.sharers)
 
     def place(self) -> Place:
-        """Say where this edge is and how it trains."""
+        """Say where this is and how it trains."""
         return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.edges.path)
 
-    def run(self, order: Order) -> Any:
-        """Do one order; what travels is on the CPU, as the cloud may have no GPU."""
-        if not isinstance(order, TrainOrder):
-            return self.edges.measure([order])[0]
-        report = self.edges.train([order])[0]
-        return replace(
-            report,
-            bank=packed(report.bank),
-            momentum=report.momentum and packed(report.momentum),
-            waiting=report.waiting and replace(report.waiting, change_W=packed(report.waiting.change_W)),
-            updates=packed(report.updates),
-            links={name: packed(parts) for name, parts in report.links.items()},
-            changes={},
-        )
+    def run(self, orders: Sequence[Order]) -> list[Any]:
+        """Do the orders of these edges, all at once; what travels is on the CPU, as the cloud may have no GPU."""
+        training = [order for order in orders if isinstance(order, TrainOrder)]
+        if not training:
+            return self.edges.measure([order for order in orders if isinstance(order, MeasureOrder)])
+        return [
+            replace(
+                report,
+                bank=packed(report.bank),
+                momentum=report.momentum and packed(report.momentum),
+                waiting=report.waiting and replace(report.waiting, change_W=packed(report.waiting.change_W)),
+                updates=packed(report.updates),
+                links={name: packed(parts) for name, parts in report.links.items()},
+                changes={},
+            )
+            for report in self.edges.train(training)
+        ]
 
 
 def packed(parts: Parts) -> Parts:
@@ -163,7 +173,7 @@ def packed(parts: Parts) -> Parts:
 
 
 class RayEdges:
-    """Edges as actors; the numbers are the simulator's."""
+    """Edges in actors; the numbers are the simulator's."""
 
     def __init__(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
         self.owns_ray = join(runtime)
@@ -179,15 +189,24 @@ class RayEdges:
 
     def _start(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
-        share = _share(len(federation.sites), runtime)
+        sites = federation.sites
+        gpus = 0 if runtime.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+        dealt = deal([site.size for site in sites], min(runtime.actors or gpus or len(sites), len(sites)))
+        self.actor_of = {site: place for place, mine in enumerate(dealt) for site in mine}
+        # Next to no CPU each, spread out, so that survivors of a lost node have room for its edges.
+        share: dict[str, Any] = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD"}
+        if gpus:
+            share["num_gpus"] = gpu_share(len(dealt), gpus)
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)
         # Ray forgets what an actor was made of once nobody refers to it, and could then not make it again.
-        self.common = [ray.put(value) for value in (experiment, federation.sites, federation.network, one_core)]
-        self.examples = [ray.put(federation.examples.of_edges(site.edges)) for site in federation.sites]
+        common = (experiment, sites, federation.network, one_core, math.ceil(len(dealt) / (gpus or 1)))
+        self.common = [ray.put(value) for value in common]
+        edges = [[edge for site in mine for edge in sites[site].edges] for mine in dealt]
+        self.examples = [ray.put(federation.examples.of_edges(mine)) for mine in edges]
         self.actors = [remote.remote(examples, *self.common) for examples in self.examples]
 
     def places(self) -> list[Place]:
-        """Return where every edge is now."""
+        """Return where every actor is now."""
         return self._get([actor.place.remote() for actor in self.actors])
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
@@ -199,7 +218,13 @@ class RayEdges:
         return self._run(orders)
 
     def _run(self, orders: Sequence[Order]) -> list[Any]:
-        return self._get([self.actors[order.site].run.remote(_ready(order)) for order in orders])
+        of_actor: dict[int, list[int]] = {}
+        for number, order in enumerate(orders):
+            of_actor.setdefault(self.actor_of[order.site], []).append(number)
+        asked = [self.actors[a].run.remote([_ready(orders[n]) for n in mine]) for a, mine in of_actor.items()]
+        numbers = [number for mine in of_actor.values() for number in mine]
+        found = dict(zip(numbers, chain.from_iterable(self._get(asked)), strict=True))
+        return [found[number] for number in range(len(orders))]
 
     def _get(self, futures: list[Any]) -> list[Any]:
         try:
@@ -228,15 +253,16 @@ def _ready(order: Order) -> Order:
     return replace(order, bank=packed(order.bank), kept=packed(order.kept))
 
 
-def _share(num_edges: int, runtime: Runtime) -> dict[str, Any]:
-    """Return what each actor claims: next to no CPU, spread out, so that survivors of a lost node have room for its
-    edges; and an equal share of the GPUs if they are wanted."""
-    share: dict[str, Any] = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD"}
-    if runtime.device != "cpu" and (gpus := int(ray.cluster_resources().get("GPU", 0))):
-        share["num_gpus"] = gpu_share(num_edges, gpus)
-    return share
+def deal(loads: Sequence[int], actors: int) -> list[list[int]]:
+    """Return which sites each actor has: the one with the most examples goes to whoever has the fewest so far, then the
+    next one; each has one at least."""
+    dealt: list[list[int]] = [[] for _ in range(actors)]
+    for site in sorted(range(len(loads)), key=lambda site: (-loads[site], site)):
+        least = min(dealt, key=lambda mine: (sum(loads[one] for one in mine), len(mine)))
+        least.append(site)
+    return [sorted(mine) for mine in dealt]
 
 
-def gpu_share(num_edges: int, gpus: int) -> float:
-    """Return the share of a GPU with which all edges find a place: an actor cannot have parts of two GPUs."""
-    return 1 / math.ceil(num_edges / gpus)
+def gpu_share(num_actors: int, gpus: int) -> float:
+    """Return the share of a GPU with which all actors find a place: none can have parts of two GPUs."""
+    return 1 / math.ceil(num_actors / gpus)
