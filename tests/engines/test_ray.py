@@ -183,7 +183,7 @@ def test_edges_are_dealt_out_by_their_examples(loads: list[int], dealt: list[lis
 
 @pytest.mark.parametrize(("actors", "most"), [(2, 0.505), (4, 0.3), (8, 0.18)])
 def test_the_largest_share_of_the_ten_edges_of_the_paper(actors: int, most: float) -> None:
-    """With eight GPUs, two have two edges: whatever a GPU takes for an edge, all take 5.5 times less than one at best."""
+    """Two of eight GPUs have two edges each, so eight are 5.6 times as fast as one at best."""
     from fedbac.engines.ray import deal
 
     for seed in range(3):

@@ -731,8 +731,8 @@ class Runtime(Settings):
     workers: Annotated[int, Field(gt=0, le=1024)] | None = None
     """Threads or processes on the CPU; default: one per core."""
     memory_gib: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
-    """Memory for clients trained at once, shared by Ray's actors (on GPUs by those of one); default: a quarter of what is
-    free, on a CPU at most half a GiB per core."""
+    """Memory for clients trained at once, shared by Ray's actors (on GPUs by those of one); default: a quarter of what
+    is free, on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """Our kernels (``native``, CPU and GPU) where they know the network, else torch; or one by name."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"

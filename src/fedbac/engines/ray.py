@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from ipaddress import ip_address
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
