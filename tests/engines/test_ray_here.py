@@ -16,6 +16,7 @@ from torch import nn
 
 from fedbac.config.experiment import Runtime
 from fedbac.data import toy
+from fedbac.engines.actors import deal
 from fedbac.errors import ConfigError, EngineError
 from fedbac.federation import assemble
 from fedbac.rounds.cloud import rounds
@@ -74,7 +75,7 @@ def test_an_actor_with_much_data_is_made_again(here: Any) -> None:
 
 
 def test_edges_that_share_actors_have_the_simulators_numbers(here: Any) -> None:
-    from fedbac.engines.ray import RayEdges, deal
+    from fedbac.engines.ray import RayEdges
 
     inputs, two = Inputs(dataset=toy(size=8)), HERE.model_copy(update={"actors": 2})
     experiment = configure("fed-bac", worker.SHORT, rounds=3, settings=worker.SETTINGS, inputs=inputs)
@@ -88,7 +89,7 @@ def test_edges_that_share_actors_have_the_simulators_numbers(here: Any) -> None:
     assert timeless(records) == timeless(alone.records)
     assert len({place.pid for place in places}) == 2
     mine = deal([site.size for site in federation.sites], 2)
-    assert edges.actor_of == {site: place for place, sites in enumerate(mine) for site in sites}
+    assert edges.dealt == mine
 
 
 @NO_GPU

@@ -7,24 +7,19 @@ needs, so an actor or a node that dies loses nothing: Ray starts the actor elsew
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import cached_property
 from ipaddress import ip_address
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.core.parts import Parts, Scope
-from fedbac.engines.simulator import Simulator
+from fedbac.core.parts import Scope
+from fedbac.engines.actors import Dealt, Host, deal, examples_of, gpu_share
 from fedbac.errors import ConfigError, EngineError, Error
 from fedbac.federation import Federation
-from fedbac.local import Examples, make_trainer, per_example
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import Order
 
 try:
     import ray
@@ -120,59 +115,15 @@ class Place(NamedTuple):
     path: str
 
 
-class EdgeActor:
-    """Some edges: their data, a trainer, and the same ``serve`` as in the simulator. They are made at the first call:
-    Ray passes on what a call raised, but of a failure in here only a text."""
-
-    def __init__(
-        self,
-        examples: Examples,
-        experiment: Experiment,
-        sites: Sequence[Site],
-        network: nn.Module,
-        runtime: Runtime,
-        sharers: int,
-    ) -> None:
-        self.examples, self.experiment, self.sites = examples, experiment, sites
-        self.network, self.runtime, self.sharers = network, runtime, sharers
-
-    @cached_property
-    def edges(self) -> Simulator:
-        """The engine that does the orders of these edges."""
-        scheme = self.experiment.method.personalization
-        gradients = per_example(self.experiment, self.experiment.seed)
-        trainer = make_trainer(self.network, scheme, self.examples, self.runtime, gradients)
-        return Simulator(self.experiment, self.sites, trainer, self.runtime.memory_gib, self.sharers)
+class EdgeActor(Host):
+    """Some edges, as an actor of Ray."""
 
     def place(self) -> Place:
         """Say where this is and how it trains."""
         return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.edges.path)
 
-    def run(self, orders: Sequence[Order]) -> list[Any]:
-        """Do the orders of these edges, all at once; what travels is on the CPU, as the cloud may have no GPU."""
-        training = [order for order in orders if isinstance(order, TrainOrder)]
-        if not training:
-            return self.edges.measure([order for order in orders if isinstance(order, MeasureOrder)])
-        return [
-            replace(
-                report,
-                bank=packed(report.bank),
-                momentum=report.momentum and packed(report.momentum),
-                waiting=report.waiting and replace(report.waiting, change_W=packed(report.waiting.change_W)),
-                updates=packed(report.updates),
-                links={name: packed(parts) for name, parts in report.links.items()},
-                changes={},
-            )
-            for report in self.edges.train(training)
-        ]
 
-
-def packed(parts: Parts) -> Parts:
-    """Return networks ready to travel: on the CPU, and no views, which would take along all that they look at."""
-    return {part: {n: v.detach().cpu().clone() for n, v in params.items()} for part, params in parts.items()}
-
-
-class RayEdges:
+class RayEdges(Dealt):
     """Edges in actors; the numbers are the simulator's."""
 
     def __init__(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
@@ -191,8 +142,7 @@ class RayEdges:
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
         sites = federation.sites
         gpus = 0 if runtime.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
-        dealt = deal([site.size for site in sites], min(runtime.actors or gpus or len(sites), len(sites)))
-        self.actor_of = {site: place for place, mine in enumerate(dealt) for site in mine}
+        dealt = self.dealt = deal([site.size for site in sites], min(runtime.actors or gpus or len(sites), len(sites)))
         # Next to no CPU each, spread out, so that survivors of a lost node have room for its edges.
         share: dict[str, Any] = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD"}
         if gpus:
@@ -201,30 +151,16 @@ class RayEdges:
         # Ray forgets what an actor was made of once nobody refers to it, and could then not make it again.
         common = (experiment, sites, federation.network, one_core, math.ceil(len(dealt) / (gpus or 1)))
         self.common = [ray.put(value) for value in common]
-        edges = [[edge for site in mine for edge in sites[site].edges] for mine in dealt]
-        self.examples = [ray.put(federation.examples.of_edges(mine)) for mine in edges]
+        self.examples = [ray.put(examples_of(federation, mine)) for mine in dealt]
         self.actors = [remote.remote(examples, *self.common) for examples in self.examples]
 
     def places(self) -> list[Place]:
         """Return where every actor is now."""
         return self._get([actor.place.remote() for actor in self.actors])
 
-    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
-        """Have every edge run its order."""
-        return self._run(orders)
-
-    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
-        """Have every edge measure."""
-        return self._run(orders)
-
-    def _run(self, orders: Sequence[Order]) -> list[Any]:
-        of_actor: dict[int, list[int]] = {}
-        for number, order in enumerate(orders):
-            of_actor.setdefault(self.actor_of[order.site], []).append(number)
-        asked = [self.actors[a].run.remote([_ready(orders[n]) for n in mine]) for a, mine in of_actor.items()]
-        numbers = [number for mine in of_actor.values() for number in mine]
-        found = dict(zip(numbers, chain.from_iterable(self._get(asked)), strict=True))
-        return [found[number] for number in range(len(orders))]
+    def ask(self, orders: Mapping[int, list[Order]]) -> list[list[Any]]:
+        """Have actors do their orders."""
+        return self._get([self.actors[actor].run.remote(mine) for actor, mine in orders.items()])
 
     def _get(self, futures: list[Any]) -> list[Any]:
         try:
@@ -240,29 +176,3 @@ class RayEdges:
             ray.kill(actor)
         if self.owns_ray:
             ray.shutdown()
-
-
-def _ready(order: Order) -> Order:
-    if isinstance(order, TrainOrder):
-        teachers = order.teachers and replace(order.teachers, bank=packed({"": order.teachers.bank})[""])
-        links = {name: packed(parts) for name, parts in order.links.items()}
-        momentum = order.momentum and packed(order.momentum)
-        waiting = order.waiting and replace(order.waiting, change_W=packed(order.waiting.change_W))
-        own: dict[str, Any] = {"momentum": momentum, "waiting": waiting, "links": links}
-        return replace(order, bank=packed(order.bank), teachers=teachers, broadcast=None, **own)
-    return replace(order, bank=packed(order.bank), kept=packed(order.kept))
-
-
-def deal(loads: Sequence[int], actors: int) -> list[list[int]]:
-    """Return which sites each actor has: the one with the most examples goes to whoever has the fewest so far, then the
-    next one; each has one at least."""
-    dealt: list[list[int]] = [[] for _ in range(actors)]
-    for site in sorted(range(len(loads)), key=lambda site: (-loads[site], site)):
-        least = min(dealt, key=lambda mine: (sum(loads[one] for one in mine), len(mine)))
-        least.append(site)
-    return [sorted(mine) for mine in dealt]
-
-
-def gpu_share(num_actors: int, gpus: int) -> float:
-    """Return the share of a GPU with which all actors find a place: none can have parts of two GPUs."""
-    return 1 / math.ceil(num_actors / gpus)
