@@ -213,6 +213,38 @@ def test_statistics_and_constants_of_a_frozen_network_stay_as_they_are() -> None
     assert all(value.requires_grad for value in user.parameters())
 
 
+class Backbone(nn.Module):
+    """A convolutional network, as if somebody had trained it on other images, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            first, second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, 2, 1)
+        self.stem = nn.Sequential(first, nn.BatchNorm2d(4), nn.SiLU())
+        self.block = nn.Sequential(second, nn.BatchNorm2d(8), nn.SiLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.head = nn.Linear(32, 10)
+        self.stem(torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(7)))  # gathers statistics
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head(self.block(self.stem(x)))  # type: ignore[no-any-return]
+
+
+def test_heads_of_clients_learn_on_a_frozen_convolutional_body_in_one_batch(tmp_path: Path) -> None:
+    method = Method(name="x", clustering={"kind": "fixed", "num_clusters": 1},
+                    personalization=Adapters(owners=(), whole={"client": ("head.*",)}))  # fmt: skip
+    played = tiny_run(method, network=Backbone(), task=tiny_task(rounds=4))
+    assert played.computed_by(1)["trainer"] == "torch-batched-cpu"
+    losses = [record["loss"] for record in played.records]
+    assert losses == sorted(losses, reverse=True)
+    own, given = played.model(client=3).merged(), Backbone().state_dict()
+    for name, value in own.state_dict().items():
+        assert torch.equal(value, given[name]) == (not name.startswith("head")), name
+    (record, *_) = played.records
+    assert not record["bytes"]["client"]["up"]["train"]
+
+
 def test_a_model_is_saved_as_the_users_own_network_with_all_that_was_learned_in_its_weights(tmp_path: Path) -> None:
     scheme = Adapters(owners=("cloud", "client"), target=("body",), whole={"client": ("head.*",)})
     method = Method(name="x", clustering={"kind": "fixed", "num_clusters": 1}, personalization=scheme)

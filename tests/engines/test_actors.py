@@ -25,7 +25,6 @@ from tests.engines.test_ray import timeless
 from tests.store import worker
 from tests.support import NO_GPU
 
-
 HOSTS: list[Host] = []
 """Of this process, if it was started for some edges."""
 
