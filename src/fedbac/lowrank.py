@@ -46,10 +46,10 @@ class LowRank(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return W x + c and what the slots add."""
-        out = _product(x, self.weight, self.bias)
-        if not self.slots:
+        out, slots = _product(x, self.weight, self.bias), self.slots
+        if not slots:
             return out
-        a, b = self.product()
+        a, b = _joined(slots)
         low = _product(x if torch.is_autocast_enabled(x.device.type) else x.to(a.dtype), a)
         return out + _product(self.scale * low, b).to(out.dtype)
 
@@ -59,8 +59,13 @@ class LowRank(nn.Linear):
         return [slot for slot in self.children() if isinstance(slot, Slot)]
 
     def product(self) -> tuple[Tensor, Tensor]:
-        """Return all products as one, whose rank is the sum of theirs: the A above each other, the B side by side."""
-        return torch.cat([slot.a for slot in self.slots], -2), torch.cat([slot.b for slot in self.slots], -1)
+        """Return A and B of all owners as one product."""
+        return _joined(self.slots)
+
+
+def _joined(slots: Sequence[Slot]) -> tuple[Tensor, Tensor]:
+    """Return Σ_o B_o A_o as one product, of the sum of their ranks: the A above each other, the B side by side."""
+    return torch.cat([slot.a for slot in slots], -2), torch.cat([slot.b for slot in slots], -1)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -147,8 +152,8 @@ def for_peft(network: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
             )
     found = {}
     for name, layer in layers.items():
-        for half, value in zip("AB", layer.product(), strict=True):
-            found[f"base_model.model.{name}.lora_{half}.weight"] = value.detach().clone()
+        for half, joined in zip("AB", layer.product(), strict=True):
+            found[f"base_model.model.{name}.lora_{half}.weight"] = joined.detach().clone()
     layer = next(iter(layers.values()))  # all are alike
     rank = len(layer.product()[0])
     return {

@@ -41,7 +41,7 @@ class Processes(Dealt):
     """Two processes, as Ray would start them."""
 
     def __init__(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
-        self.device, self.keeps, self.paths = torch.device("cpu"), frozenset[Any](), set[str]()
+        self.device, self.keeps, self.path = torch.device("cpu"), frozenset[Any](), ""
         self.dealt = deal([site.size for site in federation.sites], 2)
         common = experiment, federation.sites, federation.network, runtime, len(self.dealt)
         self.pools = [
@@ -52,7 +52,7 @@ class Processes(Dealt):
     def ask(self, orders: Mapping[int, list[Order]]) -> list[list[Any]]:
         futures = [self.pools[process].submit(_run, mine) for process, mine in orders.items()]
         reports, paths = zip(*[future.result() for future in futures], strict=True)
-        self.paths |= set(paths)
+        (self.path,) = set(paths)
         return list(reports)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def test_edges_in_two_processes_have_the_simulators_numbers(device: Any) -> None
     steps = rounds(experiment, federation.sites, edges, start(experiment, federation.build, federation.sites))
     records = timeless([record for record, _ in steps])
     edges.close()
-    assert edges.paths == {alone.computed_by(1)["trainer"]}
+    assert edges.path == alone.computed_by(1)["trainer"]
     for mine, expected in zip(records, timeless(alone.records), strict=True):
         if device == "cpu":
             assert mine == expected
