@@ -81,8 +81,9 @@ MUTANTS = {
         "tests/trainers/test_batched.py::test_where_memory_runs_out_it_is_said_and_graphs_are_not_to_blame",
     ),
     "a site with test data alone finds no network whose clients may share a batch": Mutant(
-        "local/batched.py", 'max((self.source[split][0] for split in ("train", "test")), key=len)',
-        'self.source["train"][0]', f"{WITH_ADAPTERS}[cloud and a head]",
+        "local/batched.py", "        held = max(",
+        '        if len(self.source["train"][0]) < 2:\n            return False\n        held = max(',
+        f"{WITH_ADAPTERS}[cloud and cluster]",
     ),
     "clients that keep all that they train have sent nothing that could be used": Mutant(
         "deploy/roles/clients.py", "if parts and not trees", "if not trees", f"{WITH_ADAPTERS}[client]",
