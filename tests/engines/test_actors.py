@@ -13,7 +13,7 @@ import torch
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core import trees
 from fedbac.data import toy
-from fedbac.engines.actors import Dealt, Host, deal, examples_of, gpu_share, ready
+from fedbac.engines.actors import Dealt, EdgeHost, deal, examples_of, gpu_share, ready
 from fedbac.federation import Federation, assemble
 from fedbac.networks import LeNet5
 from fedbac.rounds.cloud import rounds
@@ -25,12 +25,12 @@ from tests.engines.test_ray import timeless
 from tests.store import worker
 from tests.support import NO_GPU
 
-HOSTS: list[Host] = []
+HOSTS: list[EdgeHost] = []
 """Of this process, if it was started for some edges."""
 
 
 def _host(*made_of: Any) -> None:
-    HOSTS.append(Host(*made_of))
+    HOSTS.append(EdgeHost(*made_of))
 
 
 def _run(orders: list[Order]) -> Any:

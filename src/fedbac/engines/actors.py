@@ -38,7 +38,7 @@ def examples_of(federation: Federation, sites: Sequence[int]) -> Examples:
     return federation.examples.of_edges([edge for site in sites for edge in federation.sites[site].edges])
 
 
-class Host:
+class EdgeHost:
     """Some edges: their data, a trainer, and the same ``serve`` as in the simulator. They are made at the first call:
     Ray passes on what a call raised, but of a failure in here only a text."""
 

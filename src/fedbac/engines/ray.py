@@ -16,7 +16,7 @@ import torch
 
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core.parts import Scope
-from fedbac.engines.actors import Dealt, Host, deal, examples_of, gpu_share
+from fedbac.engines.actors import Dealt, EdgeHost, deal, examples_of, gpu_share
 from fedbac.errors import ConfigError, EngineError, Error
 from fedbac.federation import Federation
 from fedbac.rounds.messages import Order
@@ -115,7 +115,7 @@ class Place(NamedTuple):
     path: str
 
 
-class EdgeActor(Host):
+class EdgeActor(EdgeHost):
     """Some edges, as an actor of Ray."""
 
     def place(self) -> Place:
