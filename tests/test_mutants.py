@@ -44,6 +44,7 @@ COMBINES = "test_the_cloud_combines_what_sites_report_for_an_owner_and_counts_ch
 SPENT = "tests/deploy/test_privacy.py::test_a_round_is_answered_once_whatever_it_is_asked_again"
 EXPECTED = "tests/unit/test_privacy.py::test_a_client_counts_as_many_examples_as_it_holds_up_to_what_was_declared"
 
+WITH_ADAPTERS = "tests/deploy/test_adapters.py::test_sites_with_adapters_equal_the_simulator_and_all_train_in_batches"
 MUTANTS = {
     "a site at which nobody starts loses what clients left out": Mutant(
         "rounds/privacy.py", "        left=dict(average.left),\n", "",
@@ -78,6 +79,14 @@ MUTANTS = {
     "memory that ran out is taken for a network that refuses graphs": Mutant(
         "local/batched.py", "if out_of_memory(error):", "if False:",
         "tests/trainers/test_batched.py::test_where_memory_runs_out_it_is_said_and_graphs_are_not_to_blame",
+    ),
+    "a site with test data alone finds no network whose clients may share a batch": Mutant(
+        "local/batched.py", "        held = max(",
+        '        if len(self.source["train"][0]) < 2:\n            return False\n        held = max(',
+        f"{WITH_ADAPTERS}[cloud and cluster]",
+    ),
+    "clients that keep all that they train have sent nothing that could be used": Mutant(
+        "deploy/roles/clients.py", "if parts and not trees", "if not trees", f"{WITH_ADAPTERS}[client]",
     ),
     "tiers that were looked at cannot be compared": Mutant(
         "config/tiers.py", "@dataclass(frozen=True, eq=False)", "@dataclass(frozen=True)",

@@ -1,7 +1,9 @@
 """Low-rank adapters: what is trained beside the linear layers of a frozen network, and for many clients at once."""
 
+import copy
 import fnmatch
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -15,6 +17,8 @@ from fedbac.errors import ConfigError, quoted
 
 SLOT = "adapter_"
 """What names of adapters begin with; the name of their owner follows."""
+THAWED = "as_it_was_thawed"
+"""Under this name a frozen layer with buffers keeps its class, and whether each buffer belongs to what it saves."""
 
 
 class Slot(nn.Module):
@@ -42,13 +46,26 @@ class LowRank(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return W x + c and what the slots add."""
-        out, slots = _product(x, self.weight, self.bias), [slot for slot in self.children() if isinstance(slot, Slot)]
+        out, slots = _product(x, self.weight, self.bias), self.slots
         if not slots:
             return out
-        # Σ_o B_o A_o is one product of the B side by side with the A above each other.
-        seen = x if torch.is_autocast_enabled(x.device.type) else x.to(slots[0].a.dtype)
-        low = _product(seen, torch.cat([slot.a for slot in slots], -2))
-        return out + _product(self.scale * low, torch.cat([slot.b for slot in slots], -1)).to(out.dtype)
+        a, b = _joined(slots)
+        low = _product(x if torch.is_autocast_enabled(x.device.type) else x.to(a.dtype), a)
+        return out + _product(self.scale * low, b).to(out.dtype)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The products, one for each owner."""
+        return [slot for slot in self.children() if isinstance(slot, Slot)]
+
+    def product(self) -> tuple[Tensor, Tensor]:
+        """Return A and B of all owners as one product."""
+        return _joined(self.slots)
+
+
+def _joined(slots: Sequence[Slot]) -> tuple[Tensor, Tensor]:
+    """Return Σ_o B_o A_o as one product, of the sum of their ranks: the A above each other, the B side by side."""
+    return torch.cat([slot.a for slot in slots], -2), torch.cat([slot.b for slot in slots], -1)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -91,6 +108,68 @@ def adapt(
     return network
 
 
+def merged(network: nn.Module) -> nn.Module:
+    """Return a copy of a network as it was before it was adapted, with the products added to the weights."""
+    own = dict(network.named_parameters(remove_duplicate=False))
+    for name, layer in _adapted(network).items():
+        others = [n for n, value in own.items() if value is layer.weight and n != f"{name}.weight"]
+        if others:
+            raise ConfigError(
+                f"model: {name} has adapters and shares its weight with {', '.join(others)}, which would change too if "
+                "they were added; leave it out of method.personalization.target, or save a folder for peft (.peft)"
+            )
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        if isinstance(module, LowRank):
+            if module.slots:
+                a, b = module.product()
+                more = module.scale * (b @ a)
+                module.weight = nn.Parameter((module.weight.float() + more).detach().to(module.weight.dtype), False)
+            for name, _ in list(module.named_children()):
+                delattr(module, name)
+            module.__class__ = nn.Linear  # type: ignore[assignment]
+        elif (thawed := module.__dict__.pop(THAWED, None)) is not None:
+            module.__class__, saved = thawed
+            for name, is_saved in saved.items():
+                value = getattr(module, name)
+                delattr(module, name)
+                module.register_buffer(name, value.detach(), persistent=is_saved)
+    return network
+
+
+def for_peft(network: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the weights by which ``peft`` puts the adapters into the network that they were made
+    for: those of all owners as one, of the sum of their ranks."""
+    layers = _adapted(network)
+    if not layers:
+        raise ConfigError("model: it has no low-rank products, so nothing for peft; save it as .safetensors or .pt2")
+    products = {f"{name}.{SLOT}" for name in layers}
+    for name, value in network.named_parameters():
+        if value.requires_grad and not any(name.startswith(product) for product in products):
+            raise ConfigError(
+                f"model: {name} is trained as a whole (method.personalization.whole), which is no adapter of peft; "
+                "save it as .safetensors"
+            )
+    found = {}
+    for name, layer in layers.items():
+        for half, joined in zip("AB", layer.product(), strict=True):
+            found[f"base_model.model.{name}.lora_{half}.weight"] = joined.detach().clone()
+    layer = next(iter(layers.values()))  # all are alike
+    rank = len(layer.product()[0])
+    return {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": layer.scale * rank,
+        "target_modules": "|".join(re.escape(name) for name in layers),  # as a whole: a list would be of endings
+        "inference_mode": True,
+    }, found
+
+
+def _adapted(network: nn.Module) -> dict[str, LowRank]:
+    """Return the layers that have products."""
+    return {name: m for name, m in network.named_modules() if isinstance(m, LowRank) and m.slots}
+
+
 def _matching(patterns: Sequence[str], names: Sequence[str], field: str, what: str) -> list[str]:
     """Return the names that match; a pattern that matches none is a mistake."""
     found: dict[str, None] = {}
@@ -108,10 +187,15 @@ def _matching(patterns: Sequence[str], names: Sequence[str], field: str, what: s
 def _still(network: nn.Module) -> None:
     """Freeze every weight, and with them what layers gather while they run: batch normalization goes by what it has."""
     network.requires_grad_(False)
-    for module in network.modules():
+    saved = network.state_dict().keys()
+    for path, module in network.named_modules():
+        buffers = list(module.named_buffers(recurse=False))
+        if buffers:
+            thawed = type(module), {name: f"{path}.{name}".lstrip(".") in saved for name, _ in buffers}
+            setattr(module, THAWED, thawed)
         if isinstance(module, _BatchNorm):
             _always_evaluating(module)
-        for name, value in list(module.named_buffers(recurse=False)):
+        for name, value in buffers:
             delattr(module, name)
             module.register_parameter(name, nn.Parameter(value, requires_grad=False))
 

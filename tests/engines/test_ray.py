@@ -1,7 +1,6 @@
 """Edges as Ray actors: the simulator's numbers, even when a process or a whole node dies in the middle; and sweeps."""
 
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -11,17 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from fedbac.config.experiment import Runtime
-from fedbac.core import trees
 from fedbac.data import toy
 from fedbac.errors import ConfigError
 from fedbac.federation import assemble
 from fedbac.rounds.cloud import rounds
-from fedbac.rounds.messages import MeasureOrder, TrainOrder, Wanted
 from fedbac.rounds.start import start
 from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs, configure
@@ -154,41 +149,3 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "fedbac.engines.ray", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'fedbac\[ray\]'"):
         next(play(EXPERIMENT, inputs=INPUTS, runtime=Runtime(engine="ray", device="cpu")))
-
-
-@pytest.mark.parametrize(("num_edges", "gpus"), [(10, 8), (10, 1), (3, 8), (7, 2), (16, 8)])
-def test_every_edge_finds_a_place_on_a_gpu(num_edges: int, gpus: int) -> None:
-    """An actor cannot have parts of two GPUs: as many fit on each as its shares allow."""
-    from fedbac.engines.ray import gpu_share
-
-    share = gpu_share(num_edges, gpus)
-    assert 0 < share <= 1
-    assert int(1 / share + 1e-9) * gpus >= num_edges
-
-
-def test_orders_travel_without_what_their_networks_are_views_of() -> None:
-    """Pickled, a view takes the whole tensor along: ten orders for one network each would be a hundred networks."""
-    from fedbac.engines.ray import _ready
-
-    stack = trees.unravel(torch.randn(10, 3000), {"a": torch.zeros(50, 50), "b": torch.zeros(500)})
-    row = np.array([0])
-    for k in range(10):
-        bank = {part: {n: v[k : k + 1] for n, v in stack.items()} for part in ("global", "cluster")}
-        rows = dict.fromkeys(bank, row)
-        for order in (
-            MeasureOrder(0, bank, (Wanted(rows, "test"),)),
-            TrainOrder(0, 1, bank, rows, selection=None, moved=False, momentum={"global": bank["global"]}),
-        ):
-            networks = len(bank) + isinstance(order, TrainOrder)
-            assert len(pickle.dumps(order)) > 10 * 3000 * 4, "a view takes all along"
-            text = pickle.dumps(_ready(order))
-            assert len(text) < 1.2 * networks * 3000 * 4
-            there = pickle.loads(text)
-            for sent, same in (
-                (order.bank, there.bank),
-                (getattr(order, "momentum", {}), getattr(there, "momentum", {})),
-            ):
-                assert sent.keys() == same.keys()
-                for part, params in sent.items():
-                    for name, value in params.items():
-                        assert torch.equal(same[part][name], value)

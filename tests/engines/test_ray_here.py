@@ -16,6 +16,7 @@ from torch import nn
 
 from fedbac.config.experiment import Runtime
 from fedbac.data import toy
+from fedbac.engines.actors import deal
 from fedbac.errors import ConfigError, EngineError
 from fedbac.federation import assemble
 from fedbac.rounds.cloud import rounds
@@ -25,6 +26,7 @@ from fedbac.runs.play import finish, play
 from tests.engines.test_ray import timeless
 from tests.processes import LINUX, descendants
 from tests.store import worker
+from tests.support import NO_GPU
 
 pytestmark = [
     pytest.mark.full,
@@ -70,6 +72,40 @@ def test_an_actor_with_much_data_is_made_again(here: Any) -> None:
     edges.close()
     assert timeless(records) == timeless(alone.records)
     assert [old.pid == new.pid for old, new in zip(before, after, strict=True)] == [False, True]
+
+
+def test_edges_that_share_actors_have_the_simulators_numbers(here: Any) -> None:
+    from fedbac.engines.ray import RayEdges
+
+    inputs, two = Inputs(dataset=toy(size=8)), HERE.model_copy(update={"actors": 2})
+    experiment = configure("fed-bac", worker.SHORT, rounds=3, settings=worker.SETTINGS, inputs=inputs)
+    alone = finish(play(experiment, inputs=inputs, runtime=Runtime(workers=1, device="cpu")))
+    federation = assemble(experiment, dataset=inputs.dataset)
+    edges = RayEdges(experiment, federation, two)
+    steps = rounds(experiment, federation.sites, edges, start(experiment, federation.build, federation.sites))
+    records = [record for record, _ in steps]
+    places = edges.places()
+    edges.close()
+    assert timeless(records) == timeless(alone.records)
+    assert len({place.pid for place in places}) == 2
+    mine = deal([site.size for site in federation.sites], 2)
+    assert edges.dealt == mine
+
+
+@NO_GPU
+def test_two_actors_share_a_gpu_and_have_the_simulators_numbers(here: Any) -> None:
+    """Up to rounding, as chunks have fewer clients."""
+    inputs = Inputs(dataset=toy(size=16))
+    settings = ["task.network=lenet5", "task.training.learning_rate=0.05"]
+    experiment = configure("fed-bac", worker.SHORT, rounds=3, settings=settings, inputs=inputs)
+    alone, apart = (
+        finish(play(experiment, inputs=inputs, runtime=runtime))
+        for runtime in (Runtime(device="cuda"), HERE.model_copy(update={"device": "cuda", "actors": 2}))
+    )
+    assert alone.computed_by(1)["trainer"] == apart.computed_by(1)["trainer"] == "cuda-fused"
+    for mine, expected in zip(apart.records, alone.records, strict=True):
+        assert mine["selected"] == expected["selected"]
+        assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
 def test_where_all_clients_meet_at_one_site_it_has_the_data_of_all_edges(here: Any) -> None:

@@ -138,8 +138,9 @@ class Run(StoredRun):
     def save_model(self, path: Path | str, edge: int | None = None, *, client: int | None = None, **again: Any) -> Path:
         """Write the model of an edge, or of a client, into a file whose suffix says how.
 
-        ``.safetensors`` holds its ``state_dict``. ``.pt2`` (torch.export) and ``.onnx`` hold all of it and run without
-        fedbac. What ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
+        ``.safetensors`` holds its ``state_dict``; with adapters, that of ``model(…).merged()``, and ``.peft`` is a
+        folder that ``peft`` loads. ``.pt2`` (torch.export) and ``.onnx`` hold all of it and run without fedbac. What
+        ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
         """
         models = self._models(Inputs(**again))
         return save(models.of(edge, client), models.example, Path(path))

@@ -731,14 +731,16 @@ class Runtime(Settings):
     workers: Annotated[int, Field(gt=0, le=1024)] | None = None
     """Threads or processes on the CPU; default: one per core."""
     memory_gib: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
-    """Memory for clients trained at once, shared by Ray's edges; default: a quarter of what is free, on a CPU at most
-    half a GiB per core."""
+    """Memory for clients trained at once, shared by Ray's actors (on GPUs by those of one); default: a quarter of what
+    is free, on a CPU at most half a GiB per core."""
     trainer: Literal["auto", "torch", "native"] = "auto"
     """Our kernels (``native``, CPU and GPU) where they know the network, else torch; or one by name."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     """Of torch's products on a GPU (``torch-vmap-cuda``); with ``tf32`` and ``bf16``, repeated runs differ."""
     engine: Literal["simulator", "ray", "federation"] = "simulator"
-    """All edges in this process, or each an actor of Ray; ``federation`` is for ``fedbac cloud``."""
+    """All edges in this process, or in actors of Ray; ``federation`` is for ``fedbac cloud``."""
+    actors: Annotated[int, Field(gt=0, le=100_000)] | None = None
+    """Processes of Ray that edges are dealt out to, by their examples; default: one per GPU, without GPUs per edge."""
     address: str | None = None
     """The Ray cluster to join (``auto``: this machine's); default: a local one."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None

@@ -1,29 +1,25 @@
-"""Every edge an actor of Ray: on one machine's cores or GPUs, or on a cluster.
+"""Edges in actors of Ray: on one machine's cores or GPUs, or on a cluster.
 
 An actor holds its clients' data and nothing else; networks and reports travel. An order carries all the state its work
-needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it the order again.
+needs, so an actor or a node that dies loses nothing: Ray starts the actor elsewhere and gives it its orders again.
 """
 
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import cached_property
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from fedbac.config.experiment import Experiment, Runtime
-from fedbac.core.parts import Parts, Scope
-from fedbac.engines.simulator import Simulator
+from fedbac.core.parts import Scope
+from fedbac.engines.actors import Dealt, EdgeHost, deal, examples_of, gpu_share
 from fedbac.errors import ConfigError, EngineError, Error
 from fedbac.federation import Federation
-from fedbac.local import Examples, make_trainer, per_example
-from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Site, TrainOrder, TrainReport
+from fedbac.rounds.messages import Order
 
 try:
     import ray
@@ -112,58 +108,23 @@ def tasks(runtime: Runtime, function: Callable[..., None]) -> Iterator[Callable[
 
 
 class Place(NamedTuple):
-    """Where an edge is and how it trains."""
+    """Where an actor is and how it trains."""
 
     node: str
     pid: int
     path: str
 
 
-class EdgeActor:
-    """One edge: its data, its trainer, and the same ``serve`` as in the simulator. They are made at the first call: Ray
-    passes on what a call raised, but of a failure in here only a text."""
-
-    def __init__(
-        self, examples: Examples, experiment: Experiment, sites: Sequence[Site], network: nn.Module, runtime: Runtime
-    ) -> None:
-        self.examples, self.experiment, self.sites = examples, experiment, sites
-        self.network, self.runtime = network, runtime
-
-    @cached_property
-    def edges(self) -> Simulator:
-        """The engine that does this edge's orders."""
-        scheme = self.experiment.method.personalization
-        gradients = per_example(self.experiment, self.experiment.seed)
-        trainer = make_trainer(self.network, scheme, self.examples, self.runtime, gradients)
-        return Simulator(self.experiment, self.sites, trainer, self.runtime.memory_gib, sharers=len(self.sites))
+class EdgeActor(EdgeHost):
+    """Some edges, as an actor of Ray."""
 
     def place(self) -> Place:
-        """Say where this edge is and how it trains."""
+        """Say where this is and how it trains."""
         return Place(ray.get_runtime_context().get_node_id(), os.getpid(), self.edges.path)
 
-    def run(self, order: Order) -> Any:
-        """Do one order; what travels is on the CPU, as the cloud may have no GPU."""
-        if not isinstance(order, TrainOrder):
-            return self.edges.measure([order])[0]
-        report = self.edges.train([order])[0]
-        return replace(
-            report,
-            bank=packed(report.bank),
-            momentum=report.momentum and packed(report.momentum),
-            waiting=report.waiting and replace(report.waiting, change_W=packed(report.waiting.change_W)),
-            updates=packed(report.updates),
-            links={name: packed(parts) for name, parts in report.links.items()},
-            changes={},
-        )
 
-
-def packed(parts: Parts) -> Parts:
-    """Return networks ready to travel: on the CPU, and no views, which would take along all that they look at."""
-    return {part: {n: v.detach().cpu().clone() for n, v in params.items()} for part, params in parts.items()}
-
-
-class RayEdges:
-    """Edges as actors; the numbers are the simulator's."""
+class RayEdges(Dealt):
+    """Edges in actors; the numbers are the simulator's."""
 
     def __init__(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
         self.owns_ray = join(runtime)
@@ -179,27 +140,27 @@ class RayEdges:
 
     def _start(self, experiment: Experiment, federation: Federation, runtime: Runtime) -> None:
         one_core = runtime.model_copy(update={"workers": runtime.workers or 1, "engine": "simulator"})
-        share = _share(len(federation.sites), runtime)
+        sites = federation.sites
+        gpus = 0 if runtime.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+        dealt = self.dealt = deal([site.size for site in sites], min(runtime.actors or gpus or len(sites), len(sites)))
+        # Next to no CPU each, spread out, so that survivors of a lost node have room for its edges.
+        share: dict[str, Any] = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD"}
+        if gpus:
+            share["num_gpus"] = gpu_share(len(dealt), gpus)
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, **share)(EdgeActor)
         # Ray forgets what an actor was made of once nobody refers to it, and could then not make it again.
-        self.common = [ray.put(value) for value in (experiment, federation.sites, federation.network, one_core)]
-        self.examples = [ray.put(federation.examples.of_edges(site.edges)) for site in federation.sites]
+        common = (experiment, sites, federation.network, one_core, math.ceil(len(dealt) / (gpus or 1)))
+        self.common = [ray.put(value) for value in common]
+        self.examples = [ray.put(examples_of(federation, mine)) for mine in dealt]
         self.actors = [remote.remote(examples, *self.common) for examples in self.examples]
 
     def places(self) -> list[Place]:
-        """Return where every edge is now."""
+        """Return where every actor is now."""
         return self._get([actor.place.remote() for actor in self.actors])
 
-    def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:
-        """Have every edge run its order."""
-        return self._run(orders)
-
-    def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
-        """Have every edge measure."""
-        return self._run(orders)
-
-    def _run(self, orders: Sequence[Order]) -> list[Any]:
-        return self._get([self.actors[order.site].run.remote(_ready(order)) for order in orders])
+    def ask(self, orders: Mapping[int, list[Order]]) -> list[list[Any]]:
+        """Have actors do their orders."""
+        return self._get([self.actors[actor].run.remote(mine) for actor, mine in orders.items()])
 
     def _get(self, futures: list[Any]) -> list[Any]:
         try:
@@ -215,28 +176,3 @@ class RayEdges:
             ray.kill(actor)
         if self.owns_ray:
             ray.shutdown()
-
-
-def _ready(order: Order) -> Order:
-    if isinstance(order, TrainOrder):
-        teachers = order.teachers and replace(order.teachers, bank=packed({"": order.teachers.bank})[""])
-        links = {name: packed(parts) for name, parts in order.links.items()}
-        momentum = order.momentum and packed(order.momentum)
-        waiting = order.waiting and replace(order.waiting, change_W=packed(order.waiting.change_W))
-        own: dict[str, Any] = {"momentum": momentum, "waiting": waiting, "links": links}
-        return replace(order, bank=packed(order.bank), teachers=teachers, broadcast=None, **own)
-    return replace(order, bank=packed(order.bank), kept=packed(order.kept))
-
-
-def _share(num_edges: int, runtime: Runtime) -> dict[str, Any]:
-    """Return what each actor claims: next to no CPU, spread out, so that survivors of a lost node have room for its
-    edges; and an equal share of the GPUs if they are wanted."""
-    share: dict[str, Any] = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD"}
-    if runtime.device != "cpu" and (gpus := int(ray.cluster_resources().get("GPU", 0))):
-        share["num_gpus"] = gpu_share(num_edges, gpus)
-    return share
-
-
-def gpu_share(num_edges: int, gpus: int) -> float:
-    """Return the share of a GPU with which all edges find a place: an actor cannot have parts of two GPUs."""
-    return 1 / math.ceil(num_edges / gpus)

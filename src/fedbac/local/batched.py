@@ -170,10 +170,8 @@ class BatchedTrainer(VmapTrainer):
     def apart(self) -> bool:
         """Whether clients in one batch have the same outputs as each alone; found by a look at two, with other weights
         each. A network fails that takes the examples of a batch together, or puts another axis before theirs."""
-        x = self.examples.normalize(self.source["train"][0][:2])
-        if len(x) < 2:
-            return False
-        two = self._shaken(2)
+        held = max((self.source[split][0] for split in ("train", "test")), key=len)  # an edge holds test data alone
+        x, two = self.examples.normalize(held[torch.arange(2) % len(held)]), self._shaken(2)
         with torch.no_grad(), kernels(exact=True), seeded(0, device=self.device):
             together = functional_call(self.many, two, (x.repeat_interleave(2, 0),))
             alone = [functional_call(self.many, trees.take(two, c), (x[[c, c]],)) for c in range(2)]

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.parts import (
     Anatomy,
+    Extending,
     Params,
     Parts,
     Personalization,
@@ -31,7 +33,9 @@ from fedbac.core.parts import (
 from fedbac.core.state import State
 from fedbac.errors import ConfigError
 from fedbac.federation import Assembled
-from fedbac.files import write_whole
+from fedbac.files import make_folder, write_whole
+from fedbac.language import Logits
+from fedbac.lowrank import for_peft, merged
 from fedbac.rounds.messages import Site
 from fedbac.rounds.mix import judged
 from fedbac.rounds.record import by_clients
@@ -71,6 +75,17 @@ class Predictor(nn.Module):
         elif x.is_floating_point():
             x = x.float()
         return predict(self.scheme, self.scheme.terms, self._apply_network, x)
+
+    def merged(self) -> nn.Module:
+        """Return the network itself, as it was before a scheme extended it: every low-rank product is added to its
+        layer's weight, and names are those of your own network. It takes examples that are normalized already."""
+        return merged(self._one_network())
+
+    def _one_network(self) -> nn.Module:
+        if len(self.names) > 1:
+            raise ConfigError("model: it is made of several networks, so there is none that has learned it all")
+        (network,) = (self.get_submodule(name) for name in self.names.values())
+        return network.inner if isinstance(network, Logits) else network
 
     def _apply_network(self, network: str, x: Tensor) -> Tensor:
         logits: Tensor = self.get_submodule(self.names[network])(x)
@@ -190,14 +205,27 @@ def as_judged(experiment: Experiment, state: State, records: Sequence[Mapping[st
 def save(model: Predictor, example: Tensor, path: Path) -> Path:
     """Write a model into a file whose suffix says how; an example of the data is to trace it with."""
     ways = {".safetensors": _weights, ".pt2": _program, ".onnx": _onnx}
+    if path.suffix == ".peft":
+        return _adapter(model, path)
     if path.suffix not in ways:
-        raise ConfigError(f"{path}: a model is saved as {', '.join(ways)}; end the name with one of them")
+        raise ConfigError(f"{path}: a model is saved as {', '.join(ways)} or .peft; end the name with one of them")
     write_whole(path, ways[path.suffix](model, example))
     return path
 
 
 def _weights(model: Predictor, example: Tensor) -> bytes:
-    return to_safetensors({name: value.contiguous() for name, value in model.state_dict().items()})
+    own = model.merged() if isinstance(model.scheme, Extending) and len(model.names) == 1 else model
+    # Copies, as tied weights are one tensor under two names.
+    return to_safetensors({name: value.contiguous().clone() for name, value in own.state_dict().items()})
+
+
+def _adapter(model: Predictor, folder: Path) -> Path:
+    """Write a folder that ``peft`` reads."""
+    settings, weights = for_peft(model._one_network())
+    make_folder(folder)
+    write_whole(folder / "adapter_model.safetensors", to_safetensors(weights))
+    write_whole(folder / "adapter_config.json", (json.dumps(settings, indent=2) + "\n").encode())
+    return folder
 
 
 def _program(model: Predictor, example: Tensor) -> bytes:

@@ -79,7 +79,7 @@ class Updates:
 
     def put(self, client: int, parts: Parts) -> None:
         """Keep the update of a client."""
-        if not trees.finite_rows(parts).all():
+        if parts and not trees.finite_rows(parts).all():
             return
         for part, params in parts.items():
             row = trees.rows(params).contiguous()
