@@ -32,25 +32,16 @@ def measure(methods: list[str], folder: Path) -> None:
     originals.register()
     file, found = folder / "methods" / costs.KEPT.name, costs.read(folder / "methods")
     found["settings"] = list(costs.SMALL)
-    priced = costs.priced()
-    chosen = {name: priced[name] for name in methods or priced}
     for seed in (*costs.SEEDS, *costs.MORE):
-        cells = [
-            (name, settings)
-            for name, own in chosen.items()
-            for difference in own
-            if seed in costs.asked(found, name, difference)
-            for settings in ((), difference.original)
-        ]
-        for task in costs.TASKS:
-            for method, settings in cells:
-                if (key := costs.key(method, settings, task, seed)) in found["runs"]:
-                    continue
-                whole = costs.settings(method, settings)
-                run = fedbac.run(method, task, seed=seed, settings=whole, workers=1, progress=False)
-                found["runs"][key] = round(run.summary["accuracy"], 5)
-                print(key, found["runs"][key], flush=True)
-                file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        for method, settings, task in costs.needed(found, seed):
+            key = costs.key(method, settings, task, seed)
+            if key in found["runs"] or (methods and method not in methods):
+                continue
+            whole = costs.settings(method, settings)
+            run = fedbac.run(method, task, seed=seed, settings=whole, workers=1, progress=False)
+            found["runs"][key] = round(run.summary["accuracy"], 5)
+            print(key, found["runs"][key], flush=True)
+            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

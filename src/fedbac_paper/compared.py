@@ -26,7 +26,7 @@ KEPT = ("accuracy", "bytes_total", "simulated_seconds", "active_clusters", "seco
 OWN_KERNELS = ("native", "cuda-fused")
 MUCH = 5
 WHY_SLOW = {
-    ("cflhkd", "fed-csad", "phe-fl-kd"): "learn from a teacher's outputs, so torch trains them.",
+    ("cflhkd", "cflhkd-edges", "fed-csad", "phe-fl-kd"): "learn from a teacher's outputs, so torch trains them.",
     ("abad",): "cuts every client's update to its largest entries.",
     ("paper-figures",): "every edge measures every cluster in every round.",
 }

@@ -51,9 +51,7 @@ SMALL = (
 LAST = ("evaluation.last_rounds=1",)
 """To judge the last round alone, where the original does more after it."""
 ACTING: dict[str, tuple[str, ...]] = {
-    "fedala": LAST,
-    "fedrep": LAST,
-    "fedbabu": LAST,
+    **dict.fromkeys(("fedala", "fedala-edges", "fedrep", "fedrep-edges", "fedbabu", "fedbabu-edges"), LAST),
     "cfl": ("method.clustering.first_split=10",),
     "cfl-edges": ("method.clustering.first_split=10",),
     "fedgwc": ("task.rounds=60", "method.clustering.epsilon=1e-4"),
@@ -66,12 +64,16 @@ ACTING: dict[str, tuple[str, ...]] = {
 
 
 def said() -> dict[str, tuple[Difference, ...]]:
-    """Return what the page says of each preset; of presets of one paper, the first says what others have, too."""
+    """Return what the page says of each preset.
+
+    Of presets of one paper, the first alone says what has no price. A price is each preset's own: on edges a difference
+    may cost more than on clients.
+    """
     first: dict[str, Note] = {}
     found = {}
     for name, note in NOTES.items():
         leader = first.setdefault(note.reference, note)
-        found[name] = tuple(one for one in note.differences if leader is note or one not in leader.differences)
+        found[name] = tuple(one for one in note.differences if one.original or leader is note or one not in leader.differences)
     return found
 
 
@@ -103,6 +105,20 @@ def _points(
         if theirs is not None and ours is not None:
             gaps.append(100 * (theirs - ours))
     return gaps
+
+
+def needed(found: Mapping[str, Any], seed: int) -> list[tuple[str, tuple[str, ...], str]]:
+    """Return the methods, settings and tasks to play with a seed, each once; ``MORE`` seeds follow from the first."""
+    return list(
+        dict.fromkeys(
+            (name, original, task)
+            for task in TASKS
+            for name, differences in priced().items()
+            for difference in differences
+            if seed in asked(found, name, difference)
+            for original in ((), difference.original)
+        )
+    )
 
 
 def key(method: str, settings: Sequence[str], task: str, seed: int) -> str:

@@ -16,7 +16,7 @@ from fedbac_paper.tables import table
 FAMILIES = {
     "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
     "clustered": "ifca ifca-edges ifca-paper cfl cfl-edges fl-hc fl-hc-edges fedgwc fedgwc-edges feddrift "
-    "feddrift-edges cflhkd",
+    "feddrift-edges cflhkd cflhkd-edges",
     "blending": "chpfl chpfl-edges phe-fl phe-fl-kd fedbabu fedbabu-edges pfedgraph pfedgraph-edges fedavg-ft local",
     "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
     "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-edges fedper fedper-edges fedrod fedrod-edges "
