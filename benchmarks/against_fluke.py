@@ -118,14 +118,6 @@ PAIRS = (
         passes=2 * EPOCHS,
         optimizers=tuple(OPTIMIZERS),
     ),
-    Pair(
-        "ditto",
-        "ditto",
-        rival=Rival(mended.SameSGDDitto, options={"tau": EPOCHS, "lam": 1.0}),
-        passes=2 * EPOCHS,
-        change="v trained by the optimizer of w",
-        optimizers=("momentum",),
-    ),
     Pair("fedbabu", **BABU, rival=Rival(FedBABUClient, FedBABUServer, FedBABU, only_encoder=True, options=TUNED)),
     Pair(
         "fedbabu",

@@ -69,7 +69,8 @@ def section(results: Path) -> str:
             "",
             f"[One seed of every method on `{TASK}`](methods/{NUMBERS}) (`fedbac compare --all`) shows that each "
             f"runs, learns and is charged; it is no ranking. {own} of {len(found['methods'])} methods use our own "
-            f"kernels. Over {MUCH} times as long as a round of HierFAVG (`benchmarks/methods.py`, {_tasks(speed)}):",
+            f"kernels. Of {_timed(speed)} that were timed (`benchmarks/methods.py`, {_tasks(speed)}), these take over {MUCH} "
+            "times as long as HierFAVG for a round:",
             "",
             *(f"- {reason}" for reason in reasons(speed)),
         ]
@@ -85,13 +86,27 @@ def kept_in(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None
     found["methods"] = {name: row for name, row in found["methods"].items() if name in METHODS}
     if old := outdated(found):
         raise SystemExit(f"{file} is not current for {', '.join(old)}; run:\n{COMMANDS}")
-    return found, [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("speed-*.json"))]
+    speed = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("speed-*.json"))]
+    for timed in speed:
+        timed["methods"] = [row for row in timed["methods"] if _current(row, found["methods"])]
+    return found, speed
+
+
+def _current(timed: Mapping[str, Any], compared: Mapping[str, Any]) -> bool:
+    """Whether a method was timed as it is today: with our own kernels if it has them, without if not."""
+    name = timed["method"]
+    own = timed["trainer"].startswith(OWN_KERNELS)
+    return name in compared and own == compared[name]["trainer"].startswith(OWN_KERNELS)
 
 
 def numbers(results: Path) -> str:
     """Return the comparison as a file for spreadsheets; only a header before there is one."""
     found, speed = kept_in(results) or ({"methods": {}}, [])
     return comma_separated(rows(found, speed))
+
+
+def _timed(speed: Sequence[Mapping[str, Any]]) -> int:
+    return len({row["method"] for timed in speed for row in timed["methods"]})
 
 
 def _tasks(speed: Sequence[Mapping[str, Any]]) -> str:

@@ -33,9 +33,9 @@ ABOUT = (
     "default, unless the name says so, as `-edges` does, or the original looks at the test data (`fed-bac`)."
 )
 SHARED = (
-    "**What all methods share** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where "
-    "selection is not the method's subject; rounds, epochs, optimizer, devices, links and failures are the task's; "
-    "where an original fine-tunes after its last round, the last rounds do."
+    "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where the "
+    "method is not about selection; rounds, epochs, optimizer, devices, links and failures are the task's; where an "
+    "original fine-tunes after its last round, it does so here in the last rounds."
 )
 SMALL = (
     "task.data_fraction=0.3",

@@ -234,7 +234,10 @@ class Opening(Protocol):
 
 @runtime_checkable
 class Trusting(Protocol):
-    """A selection policy that can say whose data to believe: other columns have models measured on these."""
+    """A selection policy that can say whose data to believe: other columns have models measured on these.
+
+    A protocol, although only ``sound`` and ``credit_thompson`` follow it: measuring may not know selection policies.
+    """
 
     def trusted(self, state: Any) -> BoolArray:
         """Return the mask of members that nothing speaks against."""
@@ -258,7 +261,10 @@ class Believing(Protocol):
 
 @runtime_checkable
 class Showing(Protocol):
-    """A clustering policy with more than single numbers for the record of a round in which it acts."""
+    """A clustering policy with more than single numbers for the record of a round in which it acts.
+
+    A protocol, although only ``merging`` follows it: the round, which writes records, may not know clustering policies.
+    """
 
     def shown(self, state: Any, evidence: Evidence) -> Mapping[str, Any]:
         """Return it by name, as plain data."""
