@@ -69,8 +69,8 @@ def section(results: Path) -> str:
             "",
             f"[One seed of every method on `{TASK}`](methods/{NUMBERS}) (`fedbac compare --all`) shows that each "
             f"runs, learns and is charged; it is no ranking. {own} of {len(found['methods'])} methods use our own "
-            f"kernels. Of {_timed(speed)} that were timed (`benchmarks/methods.py`, {_tasks(speed)}), these take over {MUCH} "
-            "times as long as HierFAVG for a round:",
+            f"kernels. Of {_timed(speed)} that were timed (`benchmarks/methods.py`, {_tasks(speed)}), these take over "
+            f"{MUCH} times as long as HierFAVG for a round:",
             "",
             *(f"- {reason}" for reason in reasons(speed)),
         ]

@@ -33,9 +33,9 @@ ABOUT = (
     "default, unless the name says so, as `-edges` does, or the original looks at the test data (`fed-bac`)."
 )
 SHARED = (
-    "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where the "
-    "method is not about selection; rounds, epochs, optimizer, devices, links and failures are the task's; where an "
-    "original fine-tunes after its last round, it does so here in the last rounds."
+    "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where "
+    "the method is not about selection; rounds, epochs, optimizer, devices, links and failures are the task's; where "
+    "an original fine-tunes after its last round, it does so here in the last rounds."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -73,7 +73,9 @@ def said() -> dict[str, tuple[Difference, ...]]:
     found = {}
     for name, note in NOTES.items():
         leader = first.setdefault(note.reference, note)
-        found[name] = tuple(one for one in note.differences if one.original or leader is note or one not in leader.differences)
+        found[name] = tuple(
+            one for one in note.differences if one.original or leader is note or one not in leader.differences
+        )
     return found
 
 

@@ -57,8 +57,8 @@ def methods(results: Path) -> str:
     differences = "\n".join(f"- {line}" for line in DEVIATIONS.values())
     return f"""# Methods
 
-The paper's Table I with more rows, methods that are alike in all columns together; “/” precedes what `-edges` does
-otherwise. Names lead to what a method does, its source and its [choices](#the-pages-of-methods). `fedbac show NAME`
+The paper's Table I with more rows. Methods alike in all columns share a row; after “/” comes what `-edges` does
+differently. Names link to what a method does, its source and its [choices](#the-pages-of-methods). `fedbac show NAME`
 prints every setting. [Against fluke](methods/against-fluke.md) compares eight with another package.
 
 {table(header, rows)}

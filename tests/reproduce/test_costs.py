@@ -97,4 +97,4 @@ def test_a_price_is_no_older_than_the_code(method: str) -> None:
     """What is kept is what today's code plays; machines round otherwise."""
     found = costs.read(KEPT)["runs"][costs.key(method, (), "demo", 0)]
     run = fedbac.run(method, "demo", seed=0, settings=costs.settings(method, ()), workers=1, progress=False)
-    assert run.summary["accuracy"] == pytest.approx(found, abs=0.005), f"python benchmarks/paired.py costs {method}"
+    assert run.summary["accuracy"] == pytest.approx(found, abs=0.005), f"measure {method} --again"
