@@ -236,7 +236,7 @@ class Opening(Protocol):
 class Trusting(Protocol):
     """A selection policy that can say whose data to believe: other columns have models measured on these.
 
-    A protocol, although only ``sound`` and ``credit_thompson`` follow it: measuring may not know selection policies.
+    A protocol, though few policies follow it: what measures must not know any by name.
     """
 
     def trusted(self, state: Any) -> BoolArray:
@@ -263,7 +263,7 @@ class Believing(Protocol):
 class Showing(Protocol):
     """A clustering policy with more than single numbers for the record of a round in which it acts.
 
-    A protocol, although only ``merging`` follows it: the round, which writes records, may not know clustering policies.
+    A protocol, though one policy follows it: what writes records must not know any by name.
     """
 
     def shown(self, state: Any, evidence: Evidence) -> Mapping[str, Any]:

@@ -89,8 +89,8 @@ class Gram:
 @dataclass(frozen=True)
 class Slope:
     """The inner products of each member's update with the networks of all clusters as the round began, a column each:
-    how fast the loss falls if a member moves towards a network. A query, although only ``blend`` asks it, since the
-    cloud shows policies products of updates, never updates."""
+    how fast the loss falls if a member moves towards a network. A query, though one policy asks it: policies
+    see products of updates, never updates."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ class Evidence:
     clock discounts age; None if none did."""
     moved: bool = False
     """Since its last round the edge changed its cluster, or that cluster's network was replaced (selection only).
-    Told by the cloud, although only ``thompson`` uses it: an edge does not see clusters, and takes what a new network
-    does for what its clients did."""
+    Told here, though one policy uses it: an edge, which sees no clusters, would put down to its clients what a new
+    network does."""
 
     def __post_init__(self) -> None:
         # A policy that wrote to what the round goes on with would change it behind its back.

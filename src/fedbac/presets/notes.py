@@ -65,7 +65,7 @@ CAM_DIFFERENCES = (
     Difference(
         "Only the abstract could be read: clustering alternates with training, and each network learns what the other "
         "leaves. Steps, their order, a warm-up and the number of clusters are ours.",
-        unpriced=f"{UNDEFINED}, nor is there public code",
+        unpriced=f"{UNDEFINED}, and no public code was found",
     ),
 )
 AT_ONCE = Difference("Both networks are trained at once, not in turns.", ("method.personalization.order=alternate",))
@@ -81,6 +81,10 @@ FEDGWC_SUMMARY = (
     "Members are rewarded for losses near their cluster's mean. A cluster whose rewards have settled is split by "
     "spectral clustering."
 )
+FEDGWC_TRACES = Difference(
+    "Traces are mean losses of epochs, not steps.", unpriced="members take different numbers of steps"
+)
+PUBLIC_REWARDS = "kind: public_rewards, discount: null, patience: null, gamma: 0.1, epsilon: 1.0e-5"
 IFCA = "Ghosh et al.: An Efficient Framework for Clustered Federated Learning, 2020"
 CFL = (
     "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
@@ -161,7 +165,7 @@ CFLHKD_DIFFERENCES = (
     Difference(
         "Only the abstract could be read: clusters of clients at edges, one model of all at the cloud, and teachers "
         "across clusters.",
-        unpriced=f"{UNDEFINED}, nor is there public code",
+        unpriced=f"{UNDEFINED}, and no public code was found",
     ),
     Difference(
         "Clusters are agglomerative by cosine, cut at 0.5, after 10 rounds and then every 20; λ = 0.3 after 10 rounds, "
@@ -181,25 +185,6 @@ FINE_TUNING = Difference(
 CFL_DIFFERENCES = (
     Difference("Thresholds are in units of the first rounds' updates.", ("method.clustering.thresholds=absolute",)),
 )
-
-
-def _fedgwc(rewards: str = "") -> tuple[Difference, ...]:
-    public = f"method.clustering={{kind: public_rewards, {rewards}"
-    return (
-        Difference("Traces are mean losses of epochs, not steps.", unpriced="members take different numbers of steps"),
-        Difference(
-            "Affinities compare the rows of W, as in the paper, not columns, as in the public code.",
-            (f"{public}columns: true}}",),
-        ),
-        Difference(
-            "The running change of W begins with the first change, not with 1.",
-            (f"{public}from_one: true}}",),
-        ),
-        Difference(
-            "Losses are not augmented by Gaussian draws to 100, as in the public code.",
-            (f"{public}draws: 100}}",),
-        ),
-    )
 
 
 def _heads_rest(owner: str) -> Difference:
@@ -421,13 +406,26 @@ NOTES: dict[str, Note] = {
             "about a hundred rounds W seldom comes to rest, and nothing splits.",
             ("method.selection.fraction=0.1",),
         ),
-        *_fedgwc("discount: null, patience: null, gamma: 0.1, epsilon: 1.0e-5, "),
+        FEDGWC_TRACES,
+        Difference(
+            "Affinities compare the rows of W, as in the paper, not columns, as in the public code.",
+            (f"method.clustering={{{PUBLIC_REWARDS}, columns: true}}",),
+        ),
+        Difference(
+            "The running change of W begins with the first change, not with 1.",
+            (f"method.clustering={{{PUBLIC_REWARDS}, from_one: true}}",),
+        ),
+        Difference(
+            "Losses are not augmented by Gaussian draws to 100, as in the public code.",
+            (f"method.clustering={{{PUBLIC_REWARDS}, draws: 100}}",),
+        ),
     ),
     "fedgwc-edges": _note(
         FEDGWC,
         "FedGWC on edges, which all report in every round. Even IID members may part: W is scaled by its own range, so "
         "small lasting differences of losses look large.",
-        *_fedgwc(),
+        FEDGWC_TRACES,
+        Difference("It differs from the public code as fedgwc does.", unpriced="measured on clients only"),
         EDGES,
         Difference(
             "As nobody is sampled, a round's weight is fixed at 0.2, the patience at 5 rounds, epsilon at 1e-4 and γ "
