@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import fedbac
-from fedbac.clustering.drifting import Drifting, DriftState
-from fedbac.clustering.merging import OCCUPIED
 from fedbac.clustering.splits import LEAST_VARIANCE, GaussianRewards, RewardsState
 from fedbac.clustering.updates import Agglomerative, widest_gap
 from fedbac.config.choices import Choice
 from fedbac.core.parts import LocalRun, Parts, Phase, Pull, Scope
 from fedbac.core.policies import Assignment
-from fedbac.core.queries import Accuracy, Evidence
+from fedbac.core.queries import Evidence
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, IntArray, Settings
 from fedbac.personalization import AdaptiveStart, Directed, DynamicPull, PersonalHead, Shared, TwoHeads
@@ -88,25 +86,6 @@ class AgglomerativeManhattan(Agglomerative):
         joins = linkage(pdist(UPDATES[0].cpu().numpy(), "cityblock"), "complete")
         cut_N: IntArray = cut_tree(joins, [widest_gap(joins[:, 2])])[:, 0].astype(np.int64)
         return cut_N
-
-
-class DriftingAccuracies(Drifting):
-    """FedDrift that compares accuracies."""
-
-    kind: Literal["drifting_accuracies"] = "drifting_accuracies"  # type: ignore[assignment]
-    asks = (Accuracy("occupied"),)
-    delta: float = 0.06
-
-    def learn(self, state: DriftState, evidence: Evidence) -> DriftState:
-        """Take the share of errors for a loss."""
-        return super().learn(state, self._errors(evidence))
-
-    def act(self, state: DriftState, evidence: Evidence, rng: Rng) -> tuple[DriftState, Assignment]:
-        """Take it here, too."""
-        return super().act(state, self._errors(evidence), rng)
-
-    def _errors(self, evidence: Evidence) -> Evidence:
-        return replace(evidence, readings={OCCUPIED: 1 - evidence[self.asks[0]]})
 
 
 class SimilarRounded(Similar):
@@ -219,7 +198,7 @@ class OortPaced(Oort):
 
 
 KINDS: dict[Choice, tuple[type[Settings], ...]] = {
-    fedbac.CLUSTERING: (PublicRewards, AgglomerativeManhattan, DriftingAccuracies),
+    fedbac.CLUSTERING: (PublicRewards, AgglomerativeManhattan),
     fedbac.SELECTION: (OortLate, OortPaced),
     fedbac.SHARING: (SimilarRounded,),
     fedbac.PERSONALIZATION: (

@@ -50,10 +50,10 @@ def kept(runs: Sequence[StoredRun], before: Mapping[str, Any]) -> dict[str, Any]
 
 
 def outdated(found: Mapping[str, Any]) -> list[str]:
-    """Return the presets that were not compared, or whose settings have changed since."""
+    """Return the presets whose settings have changed since they were compared."""
     task = tasks.task(TASK)
     then = {name: Method.model_validate(row["settings"]) for name, row in found["methods"].items()}
-    return [name for name, preset in METHODS.items() if then.get(name) != preset(task)]
+    return [name for name, preset in METHODS.items() if name in then and then[name] != preset(task)]
 
 
 def section(results: Path) -> str:
@@ -67,10 +67,10 @@ def section(results: Path) -> str:
         [
             "## All of them on one task",
             "",
-            f"[One seed of every method on `{TASK}`](methods/{NUMBERS}) (`fedbac compare --all`) shows that each "
-            f"runs, learns and is charged; it is no ranking. {own} of {len(found['methods'])} methods use our own "
-            f"kernels. Of {_timed(speed)} that were timed (`benchmarks/methods.py`, {_tasks(speed)}), these take over "
-            f"{MUCH} times as long as HierFAVG for a round:",
+            f"[One seed of {len(found['methods'])} of {len(METHODS)} methods on `{TASK}`](methods/{NUMBERS}) "
+            f"(`fedbac compare --all`) shows that each runs, learns and is charged; it is no ranking. {own} of them "
+            f"use our own kernels. Of {_timed(speed)} that were timed (`benchmarks/methods.py`, {_tasks(speed)}), these "
+            f"take over {MUCH} times as long as HierFAVG for a round:",
             "",
             *(f"- {reason}" for reason in reasons(speed)),
         ]
@@ -125,7 +125,9 @@ def reasons(speed: Sequence[Mapping[str, Any]]) -> list[str]:
     if missing := slow - explained:
         raise SystemExit(f"say in fedbac_paper.compared.WHY_SLOW why {', '.join(sorted(missing))} are slow")
     return [
-        f"{', '.join(f'`{name}`' for name in names)}: {why}" for names, why in WHY_SLOW.items() if slow & set(names)
+        f"{', '.join(f'`{name}`' for name in names if name in slow)}: {why}"
+        for names, why in WHY_SLOW.items()
+        if slow & set(names)
     ]
 
 
