@@ -37,13 +37,14 @@ from fluke.algorithms.fedrod import FedRODClient
 from fluking import mended
 from fluking.running import Rival, run
 
-from fedbac import __version__, configure, play
+from fedbac import __version__, configure
 from fedbac.config.experiment import Experiment, Runtime
 from fedbac.core.settings import FloatArray
 from fedbac.engines import connect
 from fedbac.federation import assemble
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.start import start
+from fedbac.runs.play import play
 
 CLIENTS, ROUNDS, EARLY, EPOCHS, TUNING = 20, 15, 3, 2, 2
 """``EARLY``: the rounds of the short runs; ``TUNING``: the last rounds, in which FedBABU fine-tunes."""
@@ -91,12 +92,10 @@ class Pair:
 
 FLAT = "method.topology.kind=flat"
 """One site with everybody."""
-BY_CLIENTS = "method.personalization.owner=client"
 APFL = ("method.personalization.adaptive=false", "method.personalization.alpha=0.5")
 BABU: dict[str, Any] = {
     "preset": "fedbabu",
     "settings": (
-        "method.unit=client",
         f"method.sharing.alone_rounds={TUNING}",
         f"method.personalization.last={TUNING}",
     ),
@@ -105,10 +104,10 @@ BABU: dict[str, Any] = {
 TUNED = {"mode": "full", "fine_tuning_epochs": TUNING * EPOCHS}
 PAIRS = (
     Pair("fedavg", "fedavg", optimizers=tuple(OPTIMIZERS)),
-    Pair("fedper", "fedper", (BY_CLIENTS,), Rival(FedPerClient, FedPerServer, only_encoder=True)),
+    Pair("fedper", "fedper", rival=Rival(FedPerClient, FedPerServer, only_encoder=True)),
     Pair(
         "fedrep",
-        "fedrep-clients",
+        "fedrep",
         rival=Rival(FedRepClient, FedRepServer, only_encoder=True, options={"tau": 1}),
         passes=EPOCHS + 1,
     ),
@@ -119,14 +118,6 @@ PAIRS = (
         passes=2 * EPOCHS,
         optimizers=tuple(OPTIMIZERS),
     ),
-    Pair(
-        "ditto",
-        "ditto",
-        rival=Rival(mended.SameSGDDitto, options={"tau": EPOCHS, "lam": 1.0}),
-        passes=2 * EPOCHS,
-        change="v trained by the optimizer of w",
-        optimizers=("momentum",),
-    ),
     Pair("fedbabu", **BABU, rival=Rival(FedBABUClient, FedBABUServer, FedBABU, only_encoder=True, options=TUNED)),
     Pair(
         "fedbabu",
@@ -136,17 +127,16 @@ PAIRS = (
     ),
     Pair("apfl", "apfl", APFL, Rival(APFLClient, APFLServer, options={"lam": 0.5})),
     Pair("apfl", "apfl", APFL, Rival(mended.LearningAPFL, options={"lam": 0.5}), change="v learns through the blend"),
-    Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(FedRODClient)),
-    Pair("fedrod", "fedrod", (BY_CLIENTS,), Rival(mended.ZeroHeadROD), change="p begins at zero"),
+    Pair("fedrod", "fedrod", rival=Rival(FedRODClient)),
+    Pair("fedrod", "fedrod", rival=Rival(mended.ZeroHeadROD), change="p begins at zero"),
     Pair(
         "fedrod",
         "fedrod",
-        (BY_CLIENTS,),
-        Rival(mended.ZeroHeadFirstROD),
+        rival=Rival(mended.ZeroHeadFirstROD),
         passes=2 * EPOCHS,
         change="the same, p trained before the rest",
     ),
-    Pair("fedala", "fedala", (BY_CLIENTS,), Rival(FedALAClient)),
+    Pair("fedala", "fedala", rival=Rival(FedALAClient)),
 )
 
 

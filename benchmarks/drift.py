@@ -1,4 +1,4 @@
-"""How quickly methods follow when edges exchange their data: accuracy and clusters before and after, round by round.
+"""How quickly methods follow when edges swap their data: accuracy and clusters before and after, round by round.
 
     python benchmarks/drift.py FILE [--methods NAME ...] [--seeds N ...]
 

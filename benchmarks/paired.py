@@ -5,10 +5,10 @@
 Per task, over the seeds that both rows have: the mean difference in points of accuracy, half its 95 % interval, the
 difference in each seed, and the ratio of total bytes.
 
-    python benchmarks/paired.py costs [NAME ...] [--results results]
+    python benchmarks/paired.py costs [NAME ...] [--again] [--results results]
 
 Presets of others as they are less as their papers have them, for the pages of methods; a run that is known is not
-played again.
+played again, unless ``--again`` says so.
 """
 
 import argparse
@@ -27,39 +27,34 @@ from fedbac_paper.measures import gap
 from fedbac_paper.results import read_results
 
 
-def measure(methods: list[str], folder: Path) -> None:
+def measure(methods: list[str], again: bool, folder: Path) -> None:
     """Play what is not known yet, all of a seed before the next."""
     originals.register()
     file, found = folder / "methods" / costs.KEPT.name, costs.read(folder / "methods")
     found["settings"] = list(costs.SMALL)
-    priced = costs.priced()
-    chosen = {name: priced[name] for name in methods or priced}
+    chosen = set(methods or costs.priced())
+    if again:
+        found["runs"] = {key: value for key, value in found["runs"].items() if key.split()[0] not in chosen}
     for seed in (*costs.SEEDS, *costs.MORE):
-        cells = [
-            (name, settings)
-            for name, own in chosen.items()
-            for difference in own
-            if seed in costs.asked(found, name, difference)
-            for settings in ((), difference.original)
-        ]
-        for task in costs.TASKS:
-            for method, settings in cells:
-                if (key := costs.key(method, settings, task, seed)) in found["runs"]:
-                    continue
-                whole = costs.settings(method, settings)
-                run = fedbac.run(method, task, seed=seed, settings=whole, workers=1, progress=False)
-                found["runs"][key] = round(run.summary["accuracy"], 5)
-                print(key, found["runs"][key], flush=True)
-                file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        for method, settings, task in costs.needed(found, seed):
+            key = costs.key(method, settings, task, seed)
+            if key in found["runs"] or method not in chosen:
+                continue
+            whole = costs.settings(method, settings)
+            run = fedbac.run(method, task, seed=seed, settings=whole, workers=1, progress=False)
+            found["runs"][key] = round(run.summary["accuracy"], 5)
+            print(key, found["runs"][key], flush=True)
+            file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     if sys.argv[1:2] == ["costs"]:
         parser = argparse.ArgumentParser()
         parser.add_argument("methods", nargs="*", choices=[*costs.priced(), []])
+        parser.add_argument("--again", action="store_true")
         parser.add_argument("--results", type=Path, default=Path("results"))
         given = parser.parse_args(sys.argv[2:])
-        measure(given.methods, given.results)
+        measure(given.methods, given.again, given.results)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artefact", choices=ARTEFACTS)

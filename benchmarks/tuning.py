@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbac.presets.tasks import TASKS
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 from fedbac_paper import confirmed
 from fedbac_paper.confirmed import CONTROLS, KIN, MARGINS, NATURAL, OURS, SIMPLE, Point, means
 from fedbac_paper.measures import edges_of_rounds
@@ -137,7 +137,7 @@ def play(job: Job, device: str, data: str | None, extra: Sequence[str]) -> dict[
         data_folder=data, workers=1 if device == "cpu" else None, progress=False,
     )  # fmt: skip
     found = {name: run.summary[name] for name in ("accuracy", "active_clusters", "bytes_total")} | edges_of_rounds(run)
-    last, moments = run.records[-1], {name: run.summary[name] for name in MOMENTS}
+    last, moments = run.records[-1], {name: run.summary[name] for name in JUDGED_AT}
     return {
         **job._asdict(), **found, **moments, "per_edge": [round(one, 4) for one in last["accuracy_per_edge"]],
         "seconds": round(time.time() - began, 1),

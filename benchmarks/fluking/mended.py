@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from fluke.algorithms.apfl import APFLClient
-from fluke.algorithms.ditto import DittoClient
 from fluke.algorithms.fedbabu import FedBABU
 from fluke.algorithms.fedrod import BalancedSoftmaxLoss, FedRODClient
 from torch import Tensor, nn
@@ -42,33 +41,6 @@ class LearningAPFL(APFLClient):
         blended = deepcopy(self.model)
         blended.load_state_dict(self._blend(self.model))
         return evaluator.evaluate(self._last_round, blended, test_set, device=self.device)
-
-
-class PulledSGD(torch.optim.SGD):
-    """SGD with all its settings on the loss with the pull."""
-
-    def __init__(self, params: Any, lam: float, **settings: Any) -> None:
-        super().__init__(params, **settings)
-        self.lam = lam
-
-    @torch.no_grad()
-    def step(self, shared: Any) -> None:
-        for own, other in zip(self.param_groups[0]["params"], shared, strict=True):
-            own.grad.add_(own - other, alpha=self.lam)
-        super().step()
-
-
-class SameSGDDitto(DittoClient):
-    """v is trained by the optimizer that trains w."""
-
-    def fit(self, override_local_epochs: int = 0) -> float:
-        if self.pers_optimizer is None:
-            settings = self._optimizer_cfg.optimizer_cfg
-            self.pers_optimizer = PulledSGD(self.personalized_model.parameters(), self.hyper_params.lam, **settings)
-            self.pers_scheduler = self._optimizer_cfg.scheduler(
-                self.pers_optimizer, **self._optimizer_cfg.scheduler_cfg
-            )
-        return super().fit(override_local_epochs)
 
 
 class TunedFromMeanBABU(FedBABU):

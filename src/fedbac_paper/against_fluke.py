@@ -36,7 +36,7 @@ def verdict(file: Path) -> str:
         cells = (f"{ours.mean():.1f}", f"{theirs.mean():.1f}", f"{apart.mean():+.1f} ± {noise:.1f}")
         late.append([f"`{method}`", *cells, agrees])
     same = {(method, change != "none") for method, _, change, *_, apart in early(file)[1:] if apart == "0.00"}
-    named = {method: f"`{method}`" for method in told["late"]}
+    named = {row[0]: f"`{row[0]}`" for row in early(file)[1:]}
     alike = [name for method, name in named.items() if (method, False) in same]
     mended = [name for method, name in named.items() if (method, False) not in same and (method, True) in same]
     left = [name for name in named.values() if name not in alike + mended]
@@ -47,8 +47,8 @@ def verdict(file: Path) -> str:
             f"**Verdict.** With plain SGD, {len(alike)} of {len(named)} methods compute the same in both packages: "
             f"{_listed(alike)}.",
             f"{len(mended)} agree exactly once fluke is changed to do what ours does differently: {_listed(mended)}.",
-            f"Differences left unexplained: {_listed(left) or 'none'}.",
-            f"Unchanged, {len(agreeing)} of {len(named)} agree within noise after {setting['rounds']} rounds: "
+            f"Not shown to be the same: {_listed(left) or 'none'}.",
+            f"Unchanged, {len(agreeing)} of {len(late)} agree within noise after {setting['rounds']} rounds: "
             f"{_listed(agreeing)}.",
             "",
             f"As a control, the first weights that FedAvg averages differ by {weights:.0e} at most.",

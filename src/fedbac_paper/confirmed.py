@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedbac.presets.methods import RENAMED
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 from fedbac.statistics import FEWEST_SEEDS, Gap, gap, holm
 from fedbac_paper import marks, tables
 
@@ -94,9 +94,9 @@ def at_both_moments(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return every run of a rival as two, judged before and after local training, and those of ours as averaged."""
     out = []
     for row in found:
-        for moment in MOMENTS if row["method"] != OURS else MOMENTS[:1]:
+        for moment in JUDGED_AT if row["method"] != OURS else JUDGED_AT[:1]:
             if row[moment] is not None:  # where nobody keeps what it trained
-                after = (moment.replace("_", " "),) * (moment != MOMENTS[0])
+                after = (moment.replace("_", " "),) * (moment != JUDGED_AT[0])
                 out.append(row | row[moment] | {"point": [*row["point"], *after]})
     return out
 

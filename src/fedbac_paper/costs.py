@@ -33,9 +33,9 @@ ABOUT = (
     "default, unless the name says so, as `-edges` does, or the original looks at the test data (`fed-bac`)."
 )
 SHARED = (
-    "**What all methods share** is no difference: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where "
-    "selection is not the method's subject; rounds, epochs, optimizer, devices, links and failures are the task's; "
-    "where an original fine-tunes after its last round, the last rounds do."
+    "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where "
+    "the method is not about selection; rounds, epochs, optimizer, devices, links and failures are the task's; where "
+    "an original fine-tunes after its last round, it does so here in the last rounds."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -51,9 +51,7 @@ SMALL = (
 LAST = ("evaluation.last_rounds=1",)
 """To judge the last round alone, where the original does more after it."""
 ACTING: dict[str, tuple[str, ...]] = {
-    "fedala": LAST,
-    "fedrep": LAST,
-    "fedbabu": LAST,
+    **dict.fromkeys(("fedala", "fedala-edges", "fedrep", "fedrep-edges", "fedbabu", "fedbabu-edges"), LAST),
     "cfl": ("method.clustering.first_split=10",),
     "cfl-edges": ("method.clustering.first_split=10",),
     "fedgwc": ("task.rounds=60", "method.clustering.epsilon=1e-4"),
@@ -66,12 +64,18 @@ ACTING: dict[str, tuple[str, ...]] = {
 
 
 def said() -> dict[str, tuple[Difference, ...]]:
-    """Return what the page says of each preset; of presets of one paper, the first says what others have, too."""
+    """Return what the page says of each preset.
+
+    Of presets of one paper, the first alone says what has no price. A price is each preset's own: on edges a difference
+    may cost more than on clients.
+    """
     first: dict[str, Note] = {}
     found = {}
     for name, note in NOTES.items():
         leader = first.setdefault(note.reference, note)
-        found[name] = tuple(one for one in note.differences if leader is note or one not in leader.differences)
+        found[name] = tuple(
+            one for one in note.differences if one.original or leader is note or one not in leader.differences
+        )
     return found
 
 
@@ -103,6 +107,20 @@ def _points(
         if theirs is not None and ours is not None:
             gaps.append(100 * (theirs - ours))
     return gaps
+
+
+def needed(found: Mapping[str, Any], seed: int) -> list[tuple[str, tuple[str, ...], str]]:
+    """Return the methods, settings and tasks to play with a seed, each once; ``MORE`` seeds follow from the first."""
+    return list(
+        dict.fromkeys(
+            (name, original, task)
+            for task in TASKS
+            for name, differences in priced().items()
+            for difference in differences
+            if seed in asked(found, name, difference)
+            for original in ((), difference.original)
+        )
+    )
 
 
 def key(method: str, settings: Sequence[str], task: str, seed: int) -> str:

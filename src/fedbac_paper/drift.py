@@ -10,7 +10,7 @@ from fedbac_paper import tables
 from fedbac_paper.clocks import read
 
 ROUND, ROUNDS = 31, 60
-"""When edges exchange data, and how long runs are."""
+"""When edges swap data, and how long runs are."""
 BEFORE = slice(ROUND - 6, ROUND - 1)
 SHOWN = (ROUND - 1, ROUND + 1, ROUND + 9, ROUNDS)
 """Rounds in which clusters are looked at."""

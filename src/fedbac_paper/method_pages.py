@@ -16,7 +16,7 @@ from fedbac_paper.tables import table
 FAMILIES = {
     "plain": "fedavg fedprox scaffold feddyn fedavgm fedadam fedyogi hierfavg hierfavg-wide hierfavg-periods mtgc abad",
     "clustered": "ifca ifca-edges ifca-paper cfl cfl-edges fl-hc fl-hc-edges fedgwc fedgwc-edges feddrift "
-    "feddrift-edges cflhkd",
+    "feddrift-edges cflhkd cflhkd-edges",
     "blending": "chpfl chpfl-edges phe-fl phe-fl-kd fedbabu fedbabu-edges pfedgraph pfedgraph-edges fedavg-ft local",
     "selecting": "trindade power-of-choice oort cs-ucb ucb-cs cocs fed-csad",
     "personal": "ditto ditto-edges apfl apfl-edges pfedme fedrep fedrep-edges fedper fedper-edges fedrod fedrod-edges "
@@ -57,8 +57,8 @@ def methods(results: Path) -> str:
     differences = "\n".join(f"- {line}" for line in DEVIATIONS.values())
     return f"""# Methods
 
-The paper's Table I with more rows, methods that are alike in all columns together; “/” precedes what `-edges` does
-otherwise. Names lead to what a method does, its source and its [choices](#the-pages-of-methods). `fedbac show NAME`
+The paper's Table I with more rows. Methods alike in all columns share a row; after “/” comes what `-edges` does
+differently. Names link to what a method does, its source and its [choices](#the-pages-of-methods). `fedbac show NAME`
 prints every setting. [Against fluke](methods/against-fluke.md) compares eight with another package.
 
 {table(header, rows)}

@@ -70,7 +70,7 @@ def go(
 @pytest.mark.parametrize(
     "columns", first(2, [{}, MOVING, {"personalization": PersonalHead()}]), ids=["mean", "moving", "heads"]
 )
-def test_an_exchange_is_a_federation_in_which_edges_hold_each_others_data(columns: dict[str, Any]) -> None:
+def test_a_swap_is_a_federation_in_which_edges_hold_each_others_data(columns: dict[str, Any]) -> None:
     states, records = go(method(**columns), [Change(round=3, which=(0, 3, 1))])
     train, validation, test = list(SHARDS.train), list(SHARDS.validation), list(SHARDS.test)
     for into, of in ((0, 3), (3, 1), (1, 0)):
@@ -152,7 +152,7 @@ def test_what_is_drawn_is_drawn_apart() -> None:
         ("[{round: 2, which: [0, 99]}]", "no edge 99; edges are numbered from 0 to 11"),
         ("[{round: 2, which: [3]}]", "takes two edges"),
         ("[{round: 2, which: [3, 3]}]", "names one twice"),
-        ("[{round: 2, who: clients, which: [1, 2]}]", "edges exchange their data"),
+        ("[{round: 2, who: clients, which: [1, 2]}]", "edges swap their data"),
         ("[{round: 2, what: leave, share: 1.0}]", "in round 2 nobody is there"),
         ("[{round: 2, share: 0.6}, {round: 3, what: leave, share: 0.6}]", "only 5 can be drawn"),
     ],
@@ -162,10 +162,15 @@ def test_what_cannot_be_is_said(changes: str, said: str) -> None:
         fedbac.run("hierfavg", "demo", rounds=4, settings=[*SMALL, f"task.changes={changes}"], progress=False)
 
 
-def test_edges_of_other_sizes_cannot_exchange() -> None:
+def test_edges_of_other_sizes_cannot_swap() -> None:
     with pytest.raises(ValidationError, match=r"edges \[0, 1\] have \[2, 3\] clients"):
         prepare(method(), DATA, replace(SHARDS, clients=(range(2), range(2, 5), *SHARDS.clients[2:])),
                 changes=(Change(round=2, which=(0, 1)),))  # fmt: skip
+
+
+def test_a_swap_is_still_known_by_its_former_name(caplog: pytest.LogCaptureFixture) -> None:
+    assert Change.model_validate({"round": 2, "what": "exchange"}) == Change(round=2, what="swap")
+    assert "'exchange' is now called 'swap'" in caplog.text
 
 
 def test_its_rounds_can_be_verified(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedbac.models import weights, zero_last_layer
 from fedbac.personalization import Additive, PerCluster, Personal, PersonalHead, Shared
 from fedbac.rounds.cloud import rounds
 from fedbac.rounds.messages import MeasureOrder, TrainOrder, Wanted
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 from fedbac.rounds.start import start
 from fedbac.selection import Random
 from fedbac.sharing import Apart
@@ -168,7 +168,7 @@ def test_where_accuracy_is_measured_never_changes_what_is_learned() -> None:
     played = at_points(Method(name="test", clustering=clustering, personalization=Additive(cluster_init="distinct")))
     scores = [field for field in played["pre_reassign"].records[0] if field.startswith("accuracy")]
     assert len(scores) == 7
-    scores += MOMENTS
+    scores += JUDGED_AT
     for point in POINTS[1:]:
         assert distance(played[point].end.parts, played["pre_reassign"].end.parts) == 0
         assert without(played[point].records, *scores) == without(played["pre_reassign"].records, *scores)

@@ -295,7 +295,7 @@ def test_edges_that_overfit_lean_on_the_mean_if_they_are_alike_and_not_if_they_h
     assert share_N.min() >= 0.3 if lean else share_N.max() <= 0.1
 
 
-PRESETS = ["fl-hc-edges", "fedgwc", "chpfl-edges", "phe-fl", "pfedgraph-edges", "fedavg-ft", "cflhkd", "fed-csad"]
+PRESETS = ["fl-hc-edges", "fedgwc", "chpfl-edges", "phe-fl", "pfedgraph-edges", "fedavg-ft", "cflhkd-edges", "fed-csad"]
 
 
 @pytest.mark.parametrize("preset", first(4, PRESETS))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from benchmarks import originals
 
+import fedbac
 from fedbac import PERSONALIZATION
 from fedbac.contracts import check_personalization
 from fedbac.presets.notes import Difference
@@ -78,3 +79,22 @@ def test_every_difference_has_a_price_or_says_why_it_has_none(method: str) -> No
             assert not costs.dear(method, difference, found), line
             configure(method, "demo", settings=costs.settings(method, difference.original))
         assert f"\n- {costs.line(method, difference, found)}\n" in page, "python tools/make_docs.py"
+
+
+def test_no_run_is_kept_that_no_price_needs() -> None:
+    found = costs.read(KEPT)
+    keys = {
+        costs.key(name, settings, task, seed)
+        for seed in (*costs.SEEDS, *costs.MORE)
+        for name, settings, task in costs.needed(found, seed)
+    }
+    assert not found["runs"].keys() - keys
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", costs.priced())
+def test_a_price_is_no_older_than_the_code(method: str) -> None:
+    """What is kept is what today's code plays; machines round otherwise."""
+    found = costs.read(KEPT)["runs"][costs.key(method, (), "demo", 0)]
+    run = fedbac.run(method, "demo", seed=0, settings=costs.settings(method, ()), workers=1, progress=False)
+    assert run.summary["accuracy"] == pytest.approx(found, abs=0.005), f"measure {method} --again"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbac.rounds.metrics import MOMENTS, distributed, over_edges, rounds_to_target, summarize, total_bytes
+from fedbac.rounds.metrics import JUDGED_AT, distributed, over_edges, rounds_to_target, summarize, total_bytes
 
 
 def test_distributed_accuracy_by_hand() -> None:
@@ -120,10 +120,10 @@ def test_the_worst_edge_is_the_one_that_is_worst_on_average() -> None:
     assert set(over_edges([record(1, 0.4, accuracy_per_edge=[None])]).values()) == {None}
 
 
-@pytest.mark.parametrize("judged", MOMENTS)
+@pytest.mark.parametrize("judged", JUDGED_AT)
 def test_both_moments_stand_side_by_side(judged: str) -> None:
     """A record names the moment that its own accuracy is not of."""
-    (other,) = set(MOMENTS) - {judged}
+    (other,) = set(JUDGED_AT) - {judged}
     told = [
         {other: {"accuracy": 0.7, "accuracy_per_edge": [0.6, 0.8]}},
         {other: {"accuracy": 0.9, "accuracy_per_edge": [0.8, 1.0]}},

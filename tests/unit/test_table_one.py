@@ -90,6 +90,7 @@ def test_all_methods_use_the_native_kernel_but_those_with_teachers_or_gradients_
         edges.close()
     assert through_torch == {
         "cflhkd",
+        "cflhkd-edges",
         "fed-csad",
         "phe-fl-kd",
         "apfl",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from fedbac.data import Dataset, Shards
 from fedbac.errors import ConfigError, quoted, visible
 from fedbac.models import UserNetwork
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 from fedbac.runs.configure import Inputs
 from fedbac.runs.models import Models, Predictor, save
 from fedbac.runs.play import saved_models
@@ -43,7 +43,7 @@ def rows(runs: Sequence[StoredRun], labels: Sequence[str], per: Per = "round") -
 
 def _of_round(run: StoredRun, record: TableRow) -> list[TableRow]:
     numbers = {key: record.get(key) for key in PLAIN}
-    for moment in set(MOMENTS).intersection(record):
+    for moment in set(JUDGED_AT).intersection(record):
         numbers[f"accuracy_{moment}"] = (record[moment] or {}).get("accuracy")
     counts = {f"num_{key}": len(record.get(key, ())) for key in ("failed", "dropped", "late", "absent")}
     selected = sum(map(len, record.get("selected", ())))

@@ -68,7 +68,7 @@ def methods(
     if count:
         say(f"Left out, as the terminal is narrow: {', '.join(DROPPED[:count])}.")
     readings = [name for name in presets if name in NOTES and NOTES[name].interpretation]
-    say(f"Our reading, because no definition could be found: {', '.join(readings)}.")
+    say(f"Our reading, because no full definition could be found: {', '.join(readings)}.")
     say("fedbac methods --verbose says where each comes from; fedbac show METHOD prints one with every setting.")
 
 
@@ -97,7 +97,7 @@ def _describe(name: str) -> None:
     for difference in note.differences:
         say(f"  - {difference.words}")
     if note.interpretation:
-        say("  - This is our reading: a definition could not be found.")
+        say("  - This is our reading: a full definition could not be found.")
 
 
 def show(

@@ -1,14 +1,16 @@
 """What changes while time passes: data that move from edge to edge, and clients and edges that come and go."""
 
+import logging
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedbac.core.rng import Rng, stream
 from fedbac.core.settings import MAX_CLIENTS, MAX_ROUNDS, BoolArray, IntArray, Settings
 
+log = logging.getLogger(__name__)
 Places = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CLIENTS)], ...], Field(min_length=1)]
 
 
@@ -17,7 +19,7 @@ class Change(Settings):
 
     round: Annotated[int, Field(ge=2, le=MAX_ROUNDS)]
     """The first round in which it holds."""
-    what: Literal["exchange", "join", "leave"] = "exchange"
+    what: Literal["swap", "join", "leave"] = "swap"
     """Each of these edges takes over the data of the next; or they take part only from this round on, or until it."""
     who: Literal["edges", "clients"] = "edges"
     """Edges, with all their clients, or clients."""
@@ -25,6 +27,14 @@ class Change(Settings):
     """This share of all, drawn by the seed; 0.3 if ``which`` is not given either."""
     which: Places | None = None
     """Their numbers, instead of a share."""
+
+    @field_validator("what", mode="before")
+    @classmethod
+    def _former(cls, what: object) -> object:
+        if what != "exchange":
+            return what
+        log.warning("task.changes: 'exchange' is now called 'swap'")
+        return "swap"
 
 
 class Roster(NamedTuple):
@@ -37,7 +47,7 @@ class Roster(NamedTuple):
 
 def held(changes: Sequence[Change], clients: Sequence[int], seed: int, round_: int) -> Roster:
     """Return who has what in a round, given how many clients each edge has. What is drawn concerns nobody that another
-    change names, or has drawn before; to exchange data, edges need equally many clients."""
+    change names, or has drawn before; to swap data, edges need equally many clients."""
     changes = sorted(changes, key=lambda change: change.round)
     edge_N = np.repeat(np.arange(len(clients)), clients)
     present_N = np.ones(edge_N.size, dtype=bool)
@@ -53,7 +63,7 @@ def held(changes: Sequence[Change], clients: Sequence[int], seed: int, round_: i
             chosen = _drawn(change, free[change.who], np.array(clients), stream(seed, "changes", place))
             _mark(free, edge_N, change.who, chosen)
         mine_N = np.isin(edge_N if change.who == "edges" else np.arange(edge_N.size), chosen)
-        if change.what == "exchange":
+        if change.what == "swap":
             _require_alike(change, chosen, clients)
             if change.round <= round_:
                 own = [np.flatnonzero(edge_N == m) for m in chosen]
@@ -84,9 +94,9 @@ def _known(change: Change, free: dict[str, BoolArray]) -> IntArray:
 
 
 def _drawn(change: Change, free: BoolArray, clients_M: IntArray, rng: Rng) -> IntArray:
-    fewest = 2 if change.what == "exchange" else 1
+    fewest = 2 if change.what == "swap" else 1
     wanted = max(fewest, round((change.share or 0.3) * free.size))
-    if change.what == "exchange":  # among those of the most common size
+    if change.what == "swap":  # among those of the most common size
         free = free & (clients_M == np.bincount(clients_M[free], minlength=1).argmax())
     among = rng.permutation(np.flatnonzero(free))
     if among.size < wanted:
@@ -106,11 +116,11 @@ def _mark(free: dict[str, BoolArray], edge_N: IntArray, who: str, chosen: IntArr
 
 def _require_alike(change: Change, chosen: IntArray, clients: Sequence[int]) -> None:
     if change.who == "clients":
-        raise ValueError("changes: edges exchange their data, with those of their clients; set who to edges")
+        raise ValueError("changes: edges swap their data, with those of their clients; set who to edges")
     if chosen.size < 2:
-        raise ValueError("changes: to exchange data takes two edges; name another in which")
+        raise ValueError("changes: to swap data takes two edges; name another in which")
     if len({clients[m] for m in chosen}) > 1:
         raise ValueError(
             f"changes: edges {chosen.tolist()} have {[clients[m] for m in chosen]} clients; only edges with equally "
-            "many can exchange their data"
+            "many can swap their data"
         )

@@ -556,10 +556,10 @@ def _unchangeable(task: Task, method: Method) -> Iterator[str]:
     for change in task.changes:
         if change.round > task.rounds:
             yield f"task.changes: something changes in round {change.round}, but task.rounds is {task.rounds}"
-        if change.what != "exchange" and method.privacy is not None:
+        if change.what != "swap" and method.privacy is not None:
             yield (
                 f"task.changes: {change.who} {change.what}, but method.privacy counts on all clients in every round; "
-                "use exchange, or no privacy"
+                "use swap, or no privacy"
             )
     if task.changes and task.liars is not None and task.liars.attack in ("label_flip", "examples"):
         yield f"task.world.liars: {task.liars.attack} lies about data that task.changes moves; choose another attack"

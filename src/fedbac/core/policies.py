@@ -234,7 +234,10 @@ class Opening(Protocol):
 
 @runtime_checkable
 class Trusting(Protocol):
-    """A selection policy that can say whose data to believe: other columns have models measured on these."""
+    """A selection policy that can say whose data to believe: other columns have models measured on these.
+
+    A protocol, though few policies follow it: what measures must not know any by name.
+    """
 
     def trusted(self, state: Any) -> BoolArray:
         """Return the mask of members that nothing speaks against."""
@@ -258,7 +261,10 @@ class Believing(Protocol):
 
 @runtime_checkable
 class Showing(Protocol):
-    """A clustering policy with more than single numbers for the record of a round in which it acts."""
+    """A clustering policy with more than single numbers for the record of a round in which it acts.
+
+    A protocol, though one policy follows it: what writes records must not know any by name.
+    """
 
     def shown(self, state: Any, evidence: Evidence) -> Mapping[str, Any]:
         """Return it by name, as plain data."""

@@ -89,7 +89,8 @@ class Gram:
 @dataclass(frozen=True)
 class Slope:
     """The inner products of each member's update with the networks of all clusters as the round began, a column each:
-    how fast the loss falls if a member moves towards a network."""
+    how fast the loss falls if a member moves towards a network. A query, though one policy asks it: policies
+    see products of updates, never updates."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,9 @@ class Evidence:
     """How much of the change of each client counted, when selection learns: less than 1 where it came late and the
     clock discounts age; None if none did."""
     moved: bool = False
-    """Since its last round the edge changed its cluster, or that cluster's network was replaced (selection only)."""
+    """Since its last round the edge changed its cluster, or that cluster's network was replaced (selection only).
+    Told here, though one policy uses it: an edge, which sees no clusters, would put down to its clients what a new
+    network does."""
 
     def __post_init__(self) -> None:
         # A policy that wrote to what the round goes on with would change it behind its back.

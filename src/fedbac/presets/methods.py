@@ -120,11 +120,12 @@ METHODS = {
         personalization="per_cluster",
     ),
     "fedgwc-edges": Row(clustering="gaussian_rewards", personalization="per_cluster"),
-    "cflhkd": Row(
+    "cflhkd-edges": Row(
         clustering={"kind": "agglomerative", "metric": "cosine", "threshold": 0.5, "period": 20},
         sharing="distill",
         personalization=TAUGHT,
     ),
+    "cflhkd": Row(like="cflhkd-edges", unit="client"),
     "power-of-choice": Row(client_weight="uniform", selection="power_of_choice"),
     "oort": Row(selection="oort"),
     "cs-ucb": Row(selection="cs_ucb"),

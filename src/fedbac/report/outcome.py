@@ -8,7 +8,7 @@ import numpy as np
 from fedbac.report.groups import Group, compared, data_of, edge_accuracy, edge_names, groups, look_up, summarized
 from fedbac.report.guard import guarded
 from fedbac.report.table import Table, percent, seeds_table, table
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 from fedbac.runs.provenance import DECIDES, in_words
 from fedbac.runs.store import StoredRun
 from fedbac.statistics import FEWEST_SEEDS
@@ -147,14 +147,14 @@ def _other_order(together: Sequence[Group]) -> list[str]:
         verb = "is" if len(late) == 1 else "are"
         return [f"{_join(late)} {verb} judged after local training, as published, the others before it."]
     highest = {}
-    for moment in MOMENTS:
+    for moment in JUDGED_AT:
         told = {group.label: [run.summary[moment] or {} for run in group.runs] for group in together}
         means = {name: sum(one["accuracy"] for one in some) / len(some) for name, some in told.items() if all(some)}
         if len(means) > 1:
             highest[moment] = max(means, key=means.__getitem__)
     if len(set(highest.values())) < 2:
         return []
-    before, after = (highest[moment] for moment in MOMENTS)
+    before, after = (highest[moment] for moment in JUDGED_AT)
     return [f"The moment decides who is highest: {before} before local training, {after} after it."]
 
 

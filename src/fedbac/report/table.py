@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbac.core.links import DIRECTIONS, PURPOSES, TIERS, Tier
 from fedbac.report.groups import Group, labels, last_rounds, look_up, summarized
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 from fedbac.runs.store import StoredRun
 
 Table = tuple[list[str], list[list[str]]]
@@ -117,7 +117,7 @@ def _columns(runs: Sequence[StoredRun]) -> list[Column]:
         Column("last round (%)", itemgetter("accuracy_last"), percent),
         *(
             Column(f"{name.replace('_', ' ')} (%)", _at(name), percent)
-            for name in MOMENTS
+            for name in JUDGED_AT
             if any(summary[name] and summary[name]["accuracy"] != summary["accuracy"] for summary in summaries)
         ),
         Column("σ over edges (points)", itemgetter("edge_std"), percent),

@@ -85,7 +85,7 @@ def summarize(
         "accuracy_last": float(records[-1]["accuracy"]),
         "edge_std_last": float(records[-1]["accuracy_std"]),
         "edge_min_last": float(records[-1]["accuracy_min"]),
-        **_moments(tail),
+        **_judged(tail),
         "accuracy_weighted": mean("accuracy_weighted"),
         "accuracy_global": mean("accuracy_global"),
         "loss": mean("loss"),
@@ -112,17 +112,17 @@ def _decisions(records: Sequence[Mapping[str, Any]]) -> int | None:
     return sum(int(after) < len(records) for record in records for after in record["decided"])
 
 
-MOMENTS = ("before_training", "after_training")
+JUDGED_AT = ("before_training", "after_training")
 """When models are judged: as the cloud has averaged them, or as sites have trained them."""
 
 
-def _moments(tail: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return accuracy and edges at both moments; None where it is not known.
+def _judged(tail: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return accuracy and edges by when models are judged; None where it is not known.
 
-    A record has its other moment under the name of that one, in the last rounds.
+    A record has what it is not named for under its own name, in the last rounds.
     """
-    both = [record for record in tail if not set(MOMENTS).isdisjoint(record)]
-    told = {name: [record.get(name, record) for record in both] for name in MOMENTS}
+    both = [record for record in tail if not set(JUDGED_AT).isdisjoint(record)]
+    told = {name: [record.get(name, record) for record in both] for name in JUDGED_AT}
     return {
         name: {"accuracy": float(np.mean([one["accuracy"] for one in rows])), **over_edges(rows)}
         if rows and None not in rows

@@ -102,7 +102,7 @@ def other_moment(experiment: Experiment, scores: Scores, measure: Callable[[], S
     cloud, nobody keeps what it trained.
     """
     method = experiment.method
-    name = metrics.MOMENTS[not experiment.judged_after_training]
+    name = metrics.JUDGED_AT[not experiment.judged_after_training]
     scopes = {method.personalization.parts[part].scope for part in measured_parts(method.personalization)}
     if not scopes <= {"edge", "client"}:
         if method.topology.tiers == 2:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedbac.errors import ConfigError, OutputError, RunFolderError
 from fedbac.files import read_lines, write_whole
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 
 Record = dict[str, Any]
 
@@ -191,7 +191,7 @@ def _record(line: bytes) -> Record:
             raise ValueError(f"has {'a strange' if key in record else 'no'} {key!r}")
     if "decided" in record and not _are_rounds(record["decided"]):
         raise ValueError("has a strange 'decided'")
-    for key in MOMENTS:
+    for key in JUDGED_AT:
         if not _is_moment(record.get(key)):
             raise ValueError(f"has a strange {key!r}")
     return record

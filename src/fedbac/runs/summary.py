@@ -29,7 +29,7 @@ NEEDED: dict[str, type] = {
 
 NEWER = {
     "accuracy_last", "decisions", "edge_min_last", "edge_std_last", "edge_min", "edge_max", "edge_std",
-    *metrics.MOMENTS,
+    *metrics.JUDGED_AT,
 }  # fmt: skip
 """Numbers that summaries without ``accuracy_last`` do not have, or define in another way."""
 
