@@ -12,7 +12,7 @@ from fedbac.errors import ConfigError, unknown, visible
 from fedbac.report.groups import look_up, summarized
 from fedbac.report.outcome import too_early, warnings
 from fedbac.report.table import NONE, human_bytes, plain
-from fedbac.rounds.metrics import MOMENTS
+from fedbac.rounds.metrics import JUDGED_AT
 from fedbac.runs.store import StoredRun
 from fedbac.runs.summary import leaves
 from fedbac.statistics import Ranking, standing
@@ -59,7 +59,7 @@ COLUMNS = {
     "accuracy": PaperColumn("accuracy", _summary("accuracy")),
     "last": PaperColumn("last round", lambda run: run.records[-1]["accuracy"]),
     "best": PaperColumn("best round", _summary("accuracy_best")),
-    **{moment: PaperColumn(moment.replace("_", " "), _at(moment)) for moment in MOMENTS},
+    **{moment: PaperColumn(moment.replace("_", " "), _at(moment)) for moment in JUDGED_AT},
     "worst_edge": PaperColumn("worst edge", _summary("edge_min")),
     "sigma": PaperColumn("σ over edges", _summary("edge_std"), lowest=True),
     "rounds_to_target": PaperColumn("rounds to target", _reached, share=False, lowest=True),
