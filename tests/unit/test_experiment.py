@@ -353,6 +353,15 @@ def test_a_former_name_of_a_preset_serves_and_says_the_new_one(caplog: pytest.Lo
     assert not RENAMED.keys() & METHODS.keys()
 
 
+def test_fedfork_sums_two_networks_but_one_lstm() -> None:
+    def networks(*settings: str) -> int:
+        return int(configure("fedfork", "demo", settings=settings).method.personalization.networks)
+
+    assert [networks(f"task.network={kind}") for kind in ("lenet5", "mlp", "resnet", "transformer")] == [2] * 4
+    assert networks("task.network=lstm") == 1
+    assert networks("task.network=lstm", "method.personalization.networks=2") == 2
+
+
 def test_learning_rate_decays_from_the_second_round() -> None:
     """C.5: η_t = 0.01 · 0.995^(t−1)."""
     training = Training()

@@ -227,10 +227,10 @@ def _note(reference: str, summary: str, *differences: Difference, interpretation
 NOTES: dict[str, Note] = {
     "fedfork": _note(
         OURS,
-        "Edges train one model together, the sum of two networks, until a client has about a thousand steps left. Then "
-        "they fork: each continues in a cluster of its own, unless the shared model is better, and clusters that fit "
-        "merge again. Edges predict with a blend of their own model and the mean of all. All clients train but those "
-        "whose labels cannot be learned.",
+        "Edges train one model together, the sum of two networks or one LSTM, until a client has about a thousand "
+        "steps left. Then they fork: each continues in a cluster of its own, unless the shared model is better, and "
+        "clusters that fit merge again. Edges predict with a blend of their own model and the mean of all. All clients "
+        "train but those whose labels cannot be learned.",
     ),
     "fed-bac": _note(
         PAPER,
