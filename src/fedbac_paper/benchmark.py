@@ -107,6 +107,22 @@ def judged_runs(out: Path, task: str | None = None) -> list[RunFolder]:
     return [run for folder in folders if folder.exists() for run in runs_in(folder) if run.finished()]
 
 
+def stated(out: Path) -> dict[str, Any]:
+    """Return what the file of a benchmark says, by task and seed; nothing if there is none."""
+    file = out / FILE
+    try:
+        notes = read_json(file)
+        return {"method": notes["method"], "protocol": notes["protocol"]} | {
+            task: {"points": found["points"], "settings": found["settings"]}
+            | {f"seed {row['seed']}": row for row in found["runs"]}
+            for task, found in notes["tasks"].items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file}: no benchmark wrote it like this; delete it, and --so-far writes it anew") from error
+
+
 def collect(out: Path) -> Path:
     """Write what the finished runs of a benchmark say, as notes and as a page, and return the page."""
     asked = protocol()

@@ -160,7 +160,12 @@ def benchmark(
         bool, typer.Option("--so-far", help="Run nothing; write the page of the runs that are finished.")
     ] = False,
     verified: Annotated[
-        int, typer.Option("--verify", min=0, help="Also replay so many rounds of every judged run.")
+        int,
+        typer.Option(
+            "--verify",
+            min=0,
+            help="Also replay so many rounds of every judged run; with --so-far, hold benchmark.json to the runs.",
+        ),
     ] = 0,
     data_folder: DataOption = None,
     allowed: AllowOption = None,
@@ -169,13 +174,17 @@ def benchmark(
     from fedbac.files import read_bytes
     from fedbac.local import num_cores
     from fedbac.runs.configure import Inputs, check_ready
+    from fedbac.runs.store import differences
     from fedbac_paper import benchmark as protocol
 
     out = out or Path("runs") / shortened(f"benchmark-{Path(method).stem}")
     inputs, jobs = Inputs(data_folder=data_folder), jobs or num_cores()
     own = changed(device=device, trainer=trainer, workers=None if jobs == 1 else 1)
+    wrong: list[str] = []
     if so_far:
+        claimed = protocol.stated(out) if verified else {}
         page = protocol.collect(out)
+        wrong = differences(claimed, protocol.stated(out)) if claimed else []
     else:
         check_ready((), own, inputs)
         plans = protocol.plans(method, out, chosen_tasks, points, inputs)
@@ -183,5 +192,7 @@ def benchmark(
         page = protocol.benchmark(plans, out, player(own, inputs, jobs), say)
     say(read_bytes(page).decode())
     say(f"It is in {out / protocol.PAGE}, and in {out / protocol.FILE} for a leaderboard.")
-    if verified and not replayed_alike(protocol.judged_runs(out), verified, data_folder):
+    for line in wrong:
+        say(f"{out / protocol.FILE} was not what the runs say: {line}")
+    if (verified and not replayed_alike(protocol.judged_runs(out), verified, data_folder)) or wrong:
         raise typer.Exit(1)
