@@ -79,6 +79,15 @@ def test_a_method_is_run_resumed_and_shown(
     with monkeypatch.context() as patch:
         patch.setattr("fedbac_paper.command.replayed_alike", lambda places, count, data: not (count == 2 and places))
         fedbac(*words, "--so-far", "--verify", "2", code=1)
+    file = tmp_path / "b" / benchmark.FILE
+    rows[0]["accuracy"] += 0.1
+    file.write_text(json.dumps(notes))
+    said = fedbac(*words, "--so-far", "--verify", "1", code=1)
+    assert "benchmark.json was not what the runs say: glyphs.seed 0.accuracy: " in said
+    assert "edge_min" not in said
+    assert json.loads(file.read_text())["tasks"] == so_far["tasks"]
+    file.write_text('{"method": []}')
+    assert "no benchmark wrote it like this" in fedbac(*words, "--so-far", "--verify", "1", code=2)
     board = tmp_path / "board"
     board.mkdir()
     (board / "local.json").write_text(json.dumps(notes))
@@ -141,3 +150,37 @@ def test_the_leaderboard_counts_the_tasks_in_which_a_simple_answer_is_above() ->
     rows = [row("hierfavg", 0.5, 0.9), row("local", 0.9, 0.5), row("fedavg-ft", 0.5, 0.5)]
     said = leaderboard._harm([*rows, row("good", 0.9, 0.9), row("half", 0.9, 0.5), row("bad", 0.4, 0.4)], ["a", "b"])
     assert said.rstrip().endswith("of 2 tasks: `good` in none, `half` 1, `bad` 2.")
+
+
+def test_all_measures_are_in_a_file_with_a_dash_where_a_seed_misses(tmp_path: Path) -> None:
+    asked = benchmark.protocol()
+    measured = dict.fromkeys((key for key, _ in benchmark.COLUMNS.values()), 0.5)
+    runs = [
+        {"seed": seed, **measured, "simulated_seconds_to_target": seconds, "bytes_to_target": missed}
+        for seed, seconds, missed in ((0, 20.0, None), (1, 30.0, 10**6))
+    ]
+    found = {"points": 1, "settings": {}, "runs": runs}
+    notes = {"method": "mine", "protocol": {"sha256": asked.sha256}, "tasks": {"glyphs": found}}
+    (tmp_path / "mine.json").write_text(json.dumps(notes))
+    head, row = leaderboard.numbers(tmp_path)
+    said = dict(zip(head, row, strict=True))
+    assert (said["method"], said["task"], said["seeds"], said["target (%)"]) == ("mine", "glyphs", "2", "60")
+    assert said["worst edge after training (%)"] == "50.0"
+    assert (said["simulated seconds to the target"], said["MB to the target"]) == ("25.0", "–")
+
+
+def test_a_data_card_names_the_best_simple_answer_and_the_licence(tmp_path: Path) -> None:
+    asked = benchmark.protocol()
+    for method, accuracy in (("hierfavg", 0.4), ("local", 0.3), ("fedfork", 0.9)):
+        runs = {"points": 1, "settings": {}, "runs": [{"seed": 0, "accuracy": accuracy}]}
+        tasks = dict.fromkeys(asked.tasks, runs)
+        (tmp_path / f"{method}.json").write_text(
+            json.dumps({"method": method, "protocol": {"sha256": asked.sha256}, "tasks": tasks})
+        )
+    size = {"edges": 14, "clients": 772, "training": 5, "test": 4, "classes": 5, "guess": 0.25}
+    card = {"task": "insteval", **size, "accuracy": {"hierfavg": [0.1, 0.1], "local": [0.1, 0.3]}}
+    (tmp_path / "abroad.jsonl").write_text(json.dumps(card) + "\n")
+    said = leaderboard.cards(tmp_path, tmp_path / "abroad.jsonl")
+    assert "| `glyphs` | 40 | 80 | 3,720 | 3,720 | 93 | 1.4 | 40.0 (`hierfavg`) | fonts: SIL OFL 1.1 |" in said
+    assert "| `insteval` | 14 | 772 | 5 | 4 | 5 | 25.0 | 20.0 (`local`) | GPL 2 or later |" in said
+    assert "planted" not in said

@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 
 from fedbac.data import load
+from fedbac.data.catalog import SOURCES
 from fedbac.presets.tasks import TASKS
 from fedbac.statistics import standing
 from fedbac_paper import benchmark, tables
-from fedbac_paper.confirmed import SIMPLE
+from fedbac_paper.clocks import read as read_lines
+from fedbac_paper.confirmed import OURS, SIMPLE
 
 NONE = "–"
+ABROAD = ("insteval", "chem97")
+"""Natural tasks whose data are not in the package, and so not in the protocol."""
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -40,33 +44,67 @@ def table(folder: Path) -> str:
 
 
 def numbers(folder: Path) -> list[list[str]]:
-    """Return bytes to the target accuracy, and how well clusters agree with known groups, as a file."""
-    lines = [["method", "task", "target (%)", "MB to the target", "adjusted Rand index"]]
+    """Return all measures, means over seeds, as a file."""
+    lines = [["method", "task", "seeds", "target (%)", *benchmark.COLUMNS]]
     for row in read(folder):
         for task, judged in benchmark.protocol().tasks.items():
-            reached, agreed = _of(row, task, "bytes_to_target"), _of(row, task, "rand_index")
-            if reached:
-                megabytes = NONE if None in reached else f"{float(np.mean(reached)) / 1e6:.0f}"
-                index = NONE if None in agreed else f"{float(np.mean(agreed)):.2f}"
-                lines.append([row["method"], task, f"{100 * judged.target:g}", megabytes, index])
+            if task in row["tasks"]:
+                found = [_of(row, task, key) for key, _ in benchmark.COLUMNS.values()]
+                scales = [scale for _, scale in benchmark.COLUMNS.values()]
+                cells = [benchmark.cell(each, scale).split(" ±")[0] for each, scale in zip(found, scales, strict=True)]
+                lines.append([row["method"], task, str(len(found[0])), f"{100 * judged.target:g}", *cells])
     return lines
 
 
-def cards() -> str:
-    """Return the sizes of the protocol's natural tasks."""
+def sizes(name: str, data_folder: Path | None = None) -> dict[str, Any]:
+    """Return what the data card of a natural task says of its data."""
+    task = TASKS[name]
+    dataset = load(task.dataset, data_folder)
+    guess = np.bincount(dataset.y_test, minlength=dataset.num_classes).max() / len(dataset.y_test)
+    return {
+        "edges": task.num_edges,
+        "clients": sum(task.clients()),
+        "training": len(dataset.y_train),
+        "test": len(dataset.y_test),
+        "classes": dataset.num_classes,
+        "guess": round(float(guess), 5),
+    }
+
+
+def cards(folder: Path, abroad: Path) -> str:
+    """Return the data cards of natural tasks: sizes, licence, and the best simple answer; ``abroad`` has those of data
+    that are not in the package."""
+    scores = {
+        task: {row["method"]: _of(row, task, "accuracy") for row in read(folder) if row["method"] in SIMPLE}
+        for task in benchmark.protocol().tasks
+    }
+    known = {name: sizes(name) for name in scores if TASKS[name].partition.natural}
+    for row in read_lines(abroad):
+        known[row["task"]] = row
+        scores[row["task"]] = row["accuracy"]
     lines = []
-    for name in benchmark.protocol().tasks:
-        task = TASKS[name]
-        if not task.partition.natural:
-            continue
-        dataset = load(task.dataset)
-        guess = np.bincount(dataset.y_test, minlength=dataset.num_classes).max() / len(dataset.y_test)
+    for name, card in known.items():
+        best = max(scores[name], key=lambda method: float(np.mean(scores[name][method])))
         lines.append([
-            f"`{name}`", str(task.num_edges), str(sum(task.clients())), f"{len(dataset.y_train):,}",
-            f"{len(dataset.y_test):,}", str(dataset.num_classes), f"{100 * guess:.1f}",
+            f"`{name}`", *(f"{card[key]:,}" for key in ("edges", "clients", "training", "test", "classes")),
+            f"{100 * card['guess']:.1f}", f"{100 * float(np.mean(scores[name][best])):.1f} (`{best}`)",
+            SOURCES[TASKS[name].dataset].licence,
         ])  # fmt: skip
-    head = ["task", "edges", "clients", "training", "test", "classes", "most frequent class, %"]
+    head = ["task", "edges", "clients", "training", "test", "classes", "guessing, %"]
+    head += ["best simple answer, %", "licence"]
     return f"\n{tables.table(head, lines)}\n\n"
+
+
+def told(folder: Path, file: Path) -> str:
+    """Return what edges reach that are told their groups, beside our method and simple answers, which are not."""
+    informed = json.loads(file.read_text(encoding="utf-8"))
+    (task,) = informed["tasks"]
+    rows = [informed, *(row for row in read(folder) if row["method"] in (OURS, *SIMPLE))]
+    rows.sort(key=lambda row: -float(np.mean(_of(row, task, "accuracy"))))
+    bold = _leaders(rows, task)
+    names = {informed["method"]: "told the groups"}
+    lines = [[names.get(row["method"], f"`{row['method']}`"), _cell(row, task, row["method"] in bold)] for row in rows]
+    return f"\n{tables.table(['', f'`{task}`'], lines)}\n\n"
 
 
 def _effort(row: dict[str, Any]) -> str:

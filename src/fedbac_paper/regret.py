@@ -1,7 +1,10 @@
-"""The regret of Fed-BAC's cluster bandit, from the runs that ``benchmarks/regret.py`` keeps.
+"""The regret of Fed-BAC's bandits, from the runs that ``benchmarks/regret.py`` keeps.
 
 The reward of an edge at a look is the paper's (Eq. 9), for the label that it held until then. As every edge is measured
 on every cluster's network, the reward of any other label at that moment, with the networks as they are, is known too.
+
+The reward of selected clients is by how much the edge's accuracy rose (Eq. 11). So the rewards of all rounds add up to
+the accuracy that it reached, and regret is how much more the best fixed choice reached.
 """
 
 from collections import defaultdict
@@ -16,8 +19,11 @@ from fedbac.core.settings import FloatArray
 from fedbac_paper import tables
 from fedbac_paper.clocks import read
 
-KEPT = Path("results/regret/planted.jsonl")
+KEPT, CLIENTS = Path("results/regret/planted.jsonl"), Path("results/regret/clients.jsonl")
 BANDIT, DRAWN = "linucb", "drawn"
+THOMPSON, ALL = "thompson", "all"
+SOUND, WRONG = "sound", "wrong"
+"""Whether all labels are right."""
 SHOWN = {
     BANDIT: "LinUCB",
     DRAWN: "labels drawn at every look",
@@ -26,6 +32,15 @@ SHOWN = {
     "0000": "all in one cluster",
 }
 """Rows of the table, by what a run is called."""
+BEST, WORST = "best", "worst"
+PICKED = {
+    THOMPSON: "Thompson sampling, 4 of 5",
+    DRAWN: "4 of 5 at random",
+    ALL: "all 5",
+    BEST: "the best 4 in hindsight",
+    WORST: "the worst 4 in hindsight",
+}
+"""Rows of the table of selection."""
 Row = Mapping[str, Any]
 
 
@@ -68,6 +83,38 @@ def table(file: Path) -> str:
         ])  # fmt: skip
     head = ["", "reward", "regret on its path", "regret, played", "accuracy, %", "regret, points"]
     return f"\n{tables.table(head, lines)}\n\n"
+
+
+def clients(file: Path) -> str:
+    """Return what selections reach, and their regrets, where all labels are right and where some are wrong."""
+    found: dict[tuple[str, int], dict[str, Row]] = defaultdict(dict)
+    for row in read(file):
+        labels, _, way = row["labels"].partition(", ")
+        found[labels, row["seed"]][way] = row
+    for by in found.values():
+        fixed = [row for way, row in by.items() if way.startswith("without")]
+        for name, chosen in ((BEST, np.argmax), (WORST, np.argmin)):
+            by[name] = in_hindsight(fixed, chosen([row["reached"] for row in fixed], axis=0))
+    lines = []
+    for way, title in PICKED.items():
+        cells = []
+        for labels in (SOUND, WRONG):
+            pairs = [(by[way], by[BEST]) for (kind, _), by in found.items() if kind == labels]
+            reached = [100 * float(np.mean(one["reached"])) for one, _ in pairs]
+            more = [
+                100 * float(np.mean(best["reached"])) - mine for mine, (_, best) in zip(reached, pairs, strict=True)
+            ]
+            judged = [100 * float(np.mean(one["accuracy"])) for one, _ in pairs]
+            cells += [_over(values, digits=1) for values in (reached, more, judged)]
+        lines.append([title, *cells])
+    columns = ("reached, %", "regret", "test, %")
+    head = [f"{kind}: {column}" for kind in ("right labels", "some wrong") for column in columns]
+    return f"\n{tables.table(['', *head], lines)}\n\n"
+
+
+def in_hindsight(rows: Sequence[Row], choice_M: Sequence[int]) -> Row:
+    """Return what edges had with the runs that were chosen for them; edges alone do not depend on each other."""
+    return {key: [rows[int(j)][key][m] for m, j in enumerate(choice_M)] for key in ("reached", "accuracy")}
 
 
 def _over(values: Sequence[float], digits: int = 2, signed: bool = False) -> str:
