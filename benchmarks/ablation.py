@@ -114,6 +114,11 @@ SUMS = {
     "LSTM": ((0.25, 0.5, 1.0), LSTM, None),
 }
 """By network: learning rates, settings, and those of one network of twice the weights."""
+ELSEWHERE = {
+    "LSTM, udhr-varieties": ("udhr-varieties", (*LSTM, "task.training.learning_rate=1.0")),
+    "LSTM, demo": ("demo", (LSTM[0], "task.data_fraction=0.5", "task.rounds=20", "task.training.learning_rate=0.5")),
+}
+"""Other tasks, where fedfork forks, on which it trains one LSTM or two."""
 Row = tuple[str, str, str, str, tuple[str, ...]]
 """Part, task, name, method, settings."""
 
@@ -130,6 +135,11 @@ def rows() -> list[Row]:
         for rate, (name, settings) in product(rates, forms.items()):
             rated = (*common, *settings, f"task.training.learning_rate={rate}")
             found.append(("sums", network, f"{name}, {rate}", "hierfavg", rated))
+    for network, (_, settings) in ELSEWHERE.items():
+        rate = settings[-1].rpartition("=")[2]
+        for number, name in enumerate(("one network", "two networks"), start=1):
+            form = f"method.personalization.networks={number}"
+            found.append(("sums", network, f"{name}, {rate}", "fedfork", (*settings, form)))
     return found
 
 
@@ -154,7 +164,7 @@ def main() -> None:
         wanted = part in options.parts and task in asked and name.startswith(tuple(options.names or [""]))
         if not wanted or (part, task, name, seed) in done:
             continue
-        preset, common = TASKS.get(task, ("shakespeare", ()))
+        preset, common = TASKS.get(task) or (ELSEWHERE.get(task, ("shakespeare", ()))[0], ())
         began = time.process_time()
         run = fedbac.run(
             method, preset, seed=seed, settings=[*common, "evaluation.global_every=1000", *settings], workers=1,

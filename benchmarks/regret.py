@@ -43,6 +43,8 @@ TASK = (
 )
 CHOICES = 5
 """Clients of an edge where they are selected."""
+LAST = 10
+"""Rounds over which the accuracy on test data is a mean."""
 PICKING = f"task.clients_per_edge={CHOICES}"
 LOOKS = f"period: {PERIOD}, tau_norm: {PERIOD}"
 
@@ -133,7 +135,7 @@ def pick(name: str, selection: str, seed: int) -> dict[str, Any]:
     settings = [*TASK, PICKING, f"method.selection={{{selection}}}"]
     settings += ["task.noise={clients: 0.2}"] if name.startswith(WRONG) else []
     run = fedbac.run("local", "planted", seed=seed, settings=settings, workers=1, progress=False)
-    last = run.records[-run.experiment.evaluation.last_rounds :]
+    last = run.records[-LAST:]
     return {
         "labels": name,
         "seed": seed,

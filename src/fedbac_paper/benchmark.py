@@ -155,8 +155,9 @@ def measure(task: str, runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
 
 
 def truth(experiment: Experiment, dataset: Dataset) -> Sequence[Any] | None:
-    """Return the group that each edge is known to belong to; None if nobody knows, or clients are clustered."""
-    if experiment.method.unit != "edge":
+    """Return the group that each edge is known to belong to; None if nobody knows, or edges are not clustered."""
+    method, num_edges = experiment.method, experiment.task.num_edges
+    if method.unit != "edge" or len(method.topology.sites(num_edges)) != num_edges:
         return None
     if experiment.task.partition.natural:
         return dataset.tiers.groups or None if dataset.tiers is not None else None

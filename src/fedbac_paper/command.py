@@ -190,7 +190,8 @@ def benchmark(
         plans = protocol.plans(method, out, chosen_tasks, points, inputs)
         say_if_runs_take_turns(device, jobs)
         page = protocol.benchmark(plans, out, player(own, inputs, jobs), say)
-    say(read_bytes(page).decode())
+    for line in read_bytes(page).decode().splitlines():
+        say(line)
     say(f"It is in {out / protocol.PAGE}, and in {out / protocol.FILE} for a leaderboard.")
     for line in wrong:
         say(f"{out / protocol.FILE} was not what the runs say: {line}")
