@@ -456,9 +456,10 @@ def texts() -> dict[Path, str]:
         DOCS / "reproduce.md": block(
             DOCS / "reproduce.md",
             overview.main_result(RESULTS),
-            regret.table(ROOT / regret.KEPT),
-            regret.clients(ROOT / regret.CLIENTS),
             f"\n{overview.index(RESULTS, 'reproduce')}\n\n",
+        ),
+        DOCS / "regret.md": block(
+            DOCS / "regret.md", regret.table(ROOT / regret.KEPT), regret.clients(ROOT / regret.CLIENTS)
         ),
         DOCS / "first-run.md": block(DOCS / "first-run.md", demo.block(ROOT / demo.KEPT)),
         **{DOCS / "reproduce" / name: text for item in found for name, text in files(item).items()},
