@@ -136,10 +136,10 @@ def rows() -> list[Row]:
             rated = (*common, *settings, f"task.training.learning_rate={rate}")
             found.append(("sums", network, f"{name}, {rate}", "hierfavg", rated))
     for network, (_, settings) in ELSEWHERE.items():
-        rate = settings[-1].rpartition("=")[2]
+        tried = settings[-1].rpartition("=")[2]
         for number, name in enumerate(("one network", "two networks"), start=1):
             form = f"method.personalization.networks={number}"
-            found.append(("sums", network, f"{name}, {rate}", "fedfork", (*settings, form)))
+            found.append(("sums", network, f"{name}, {tried}", "fedfork", (*settings, form)))
     return found
 
 

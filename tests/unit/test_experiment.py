@@ -355,7 +355,7 @@ def test_a_former_name_of_a_preset_serves_and_says_the_new_one(caplog: pytest.Lo
 
 def test_fedfork_sums_two_networks_but_one_lstm() -> None:
     def networks(*settings: str) -> int:
-        return int(configure("fedfork", "demo", settings=settings).method.personalization.networks)
+        return len(configure("fedfork", "demo", settings=settings).method.personalization.parts)
 
     assert [networks(f"task.network={kind}") for kind in ("lenet5", "mlp", "resnet", "transformer")] == [2] * 4
     assert networks("task.network=lstm") == 1
