@@ -31,7 +31,11 @@ def thick_lines(figure: Figure) -> list[tuple[str, Any]]:
 
 
 def test_seeds_are_drawn_thin_with_a_bold_mean() -> None:
-    runs = [fake(seed=0), fake(seed=1), with_task(fake(seed=2, rounds=8), rounds=12)]
+    runs = [
+        fake("hierfavg", seed=0),
+        fake("hierfavg", seed=1),
+        with_task(fake("hierfavg", seed=2, rounds=8), rounds=12),
+    ]
     figure = figures(runs)["accuracy"]
     ((_, mean_T),) = thick_lines(figure)
     expected_T = np.mean([[100 * record["accuracy"] for record in run.records[:8]] for run in runs], axis=0)
