@@ -40,9 +40,7 @@ $(STAMP)-dev: $(STAMP)
 	touch $@
 
 demo: $(STAMP)
-	mkdir -p runs
-	$(BIN)/fedbac show fed-bac --task demo --set method.clustering.period=5 > runs/fed-bac.yaml
-	$(BIN)/fedbac compare fedfork ifca-edges runs/fed-bac.yaml hierfavg --out runs/demo --overwrite
+	$(BIN)/fedbac compare fedfork ifca-edges fed-bac hierfavg --task demo --out runs/demo --overwrite
 
 # Lint and tests at once: without its cache, mypy alone keeps one core busy for a minute. And tests start many processes,
 # which are to find their modules compiled.
