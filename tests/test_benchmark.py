@@ -150,7 +150,7 @@ def test_the_leaderboard_counts_the_tasks_in_which_a_simple_answer_is_above() ->
 
     rows = [row("hierfavg", 0.5, 0.9), row("local", 0.9, 0.5), row("fedavg-ft", 0.5, 0.5)]
     said = leaderboard._harm([*rows, row("good", 0.9, 0.9), row("half", 0.9, 0.5), row("bad", 0.4, 0.4)], ["a", "b"])
-    assert said.rstrip().endswith("of 2 tasks: `good` in none, `half` 1, `bad` 2.")
+    assert said.rstrip().endswith("`good` none, `half` 1, `bad` 2.")
 
 
 def test_all_measures_are_in_a_file_with_a_dash_where_a_seed_misses(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def table(file: Path) -> str:
     found = {(part.setting, part.measure): part for part in judged_parts}
     lines = [
         f"**{in_short(file)}** {_without_ours(judged_parts)}",
-        f"Against the rivals of others alone: {_counts([part.word for part in parts(read(file), but=KIN)])}.",
+        f"Against methods of other authors alone: {_counts([part.word for part in parts(read(file), but=KIN)])}.",
         "",
         f"![Ours − best rival]({FIGURE.relative_to('docs')})",
         "",
@@ -198,9 +198,9 @@ def _controls(found: Sequence[Part]) -> list[str]:
         for name in CONTROLS
     }
     told = [
-        f"{min(gaps):+.2f} to {max(gaps):+.2f} points above {CONTROLS[name]}" for name, gaps in above.items() if gaps
+        f"{min(gaps):+.2f} to {max(gaps):+.2f} points ({CONTROLS[name]})" for name, gaps in above.items() if gaps
     ]
-    return [f"In mean accuracy ours is, by setting, {' and '.join(told)}.\n"] if told else []
+    return [f"Ours − control in mean accuracy, by setting: {'; '.join(told)}.\n"] if told else []
 
 
 def numbers(file: Path) -> list[list[str]]:

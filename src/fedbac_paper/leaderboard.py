@@ -124,9 +124,10 @@ def _harm(rows: list[dict[str, Any]], tasks: list[str]) -> str:
         for row in rows
         if row["method"] not in SIMPLE and set(tasks) <= set(row["tasks"])
     }
-    told = ", ".join(f"`{method}` {count or 'in none'}" for method, count in sorted(below.items(), key=lambda p: p[1]))
+    told = ", ".join(f"`{method}` {count or 'none'}" for method, count in sorted(below.items(), key=lambda p: p[1]))
     names = ", ".join(f"`{name}`" for name in SIMPLE)
-    return f"\nSignificantly below a simple answer ({names}), of {len(tasks)} tasks: {told}.\n" if below else ""
+    where = f"Tasks, of {len(tasks)}, in which a method that was run on all is significantly below a simple answer"
+    return f"\n{where} ({names}): {told}.\n" if below else ""
 
 
 def _leaders(rows: list[dict[str, Any]], task: str) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ def peers(folder: Path) -> str:
     """Return how long others take on a GPU, from the file that ``benchmarks/round.py --peers --json`` wrote."""
     row = json.loads((folder / "peers-gpu.json").read_text(encoding="utf-8"))
     times = (f"`{each['path']}` {_number(each['us_per_sample_step'])}" for each in row["contestants"])
-    return f"\nOn an H200, a round as small as in pfl's benchmark ({_work(row)}), in µs: {', '.join(times)}.\n\n"
+    return f"\nOn an H200, a round as small as in pfl's benchmark ({_work(row)}), in µs per sample-step: {', '.join(times)}.\n\n"
 
 
 def ordinary(folder: Path, name: str = "ordinary.json") -> str:
@@ -87,9 +87,9 @@ def several(folder: Path) -> str:
     """Return how long rounds take with several runs at a time, from ``benchmarks/paper_run.py --processes --json``."""
     times: dict[bool, list[str]] = {False: [], True: []}
     for row in _read(folder / "several.json"):
-        times[row["service"]].append(f"{row['processes']}: {1000 * row['median_round'] / row['processes']:.0f} ms")
+        times[row["service"]].append(f"{1000 * row['median_round'] / row['processes']:.0f} ({row['processes']})")
     return (
-        "\nTime between two finished rounds of Fed-BAC on an H200, by runs at a time: without the service "
+        "\nMilliseconds between two finished rounds of Fed-BAC on an H200 (runs at a time): without the service "
         f"{', '.join(times[False])}; with it {', '.join(times[True])}.\n\n"
     )
 
