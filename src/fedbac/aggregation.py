@@ -99,9 +99,9 @@ class OneVoice(Settings):
 
     Nearly the same are two nearer than ``within`` times the median of all children's distances to their nearest other,
     and whoever such pairs link. Fewer than half cannot move the median, so honest children of like data keep their
-    voices. Of those who say the very same, within a hundredth of that, at most one is taken for honest, so what follows
-    expects fewer liars: each group of size s takes s - 1 off ``faulty`` where it never counts, s - 2 where it counts
-    once.
+    voices. Of those who say exactly the same, within a hundredth of that, at most one is taken for honest, so the
+    rule that follows expects fewer liars: a group of size s lowers ``faulty`` by s - 1 if it never counts, by s - 2 if
+    it counts once.
     """
 
     kind: Literal["one_voice"] = "one_voice"

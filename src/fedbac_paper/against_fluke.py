@@ -55,7 +55,7 @@ def verdict(file: Path) -> str:
             "",
             f"Mean accuracy of clients (%) after {setting['rounds']} rounds of plain SGD, seeds "
             f"{_listed(list(told['late']['fedavg']))}; the difference ± half its 95 % interval over paired seeds, "
-            f"which shows no agreement if above {WIDE:.0f} points:",
+            f"which is too wide to tell beyond ± {WIDE:.0f} points:",
             "",
             table(["method", "fedbac", f"fluke {told['versions']['fluke']}", "difference", "within noise"], late),
             "",

@@ -68,8 +68,8 @@ def section(results: Path) -> str:
             "## All of them on one task",
             "",
             f"[One seed of {len(found['methods'])} of {len(METHODS)} methods on `{TASK}`](methods/{NUMBERS}) "
-            f"(`fedbac compare --all`) shows that each runs, learns and is charged; it is no ranking. {own} of them "
-            f"use our own kernels. Of {_timed(speed)} that were timed (`benchmarks/methods.py`, {_tasks(speed)}), "
+            f"(`fedbac compare --all`) shows that each runs, learns and counts bytes; it does not rank them. {own} of "
+            f"them use our own kernels. Of {_timed(speed)} that were timed (`benchmarks/methods.py`, {_tasks(speed)}), "
             f"these take over {MUCH} times as long as HierFAVG for a round:",
             "",
             *(f"- {reason}" for reason in reasons(speed)),

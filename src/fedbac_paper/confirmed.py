@@ -197,9 +197,7 @@ def _controls(found: Sequence[Part]) -> list[str]:
         name: [part.controls[name] for part in found if part.measure == "accuracy" and name in part.controls]
         for name in CONTROLS
     }
-    told = [
-        f"{min(gaps):+.2f} to {max(gaps):+.2f} points ({CONTROLS[name]})" for name, gaps in above.items() if gaps
-    ]
+    told = [f"{min(gaps):+.2f} to {max(gaps):+.2f} points ({CONTROLS[name]})" for name, gaps in above.items() if gaps]
     return [f"Ours − control in mean accuracy, by setting: {'; '.join(told)}.\n"] if told else []
 
 

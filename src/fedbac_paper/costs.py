@@ -26,16 +26,16 @@ ALLOWED = (*NAMED, UNSEEN.words)
 """Those that may cost more, since the name says so, or since the original looks at what it is judged on."""
 TOLD = f"Costs are points on {', '.join(f'`{task}`' for task in TASKS)}."
 ABOUT = (
-    "**Cost** of a difference: by how many points of accuracy the original is better, on small versions of "
-    f"{', '.join(f'`{task}`' for task in TASKS)}, each a mean over three seeds, or twelve where three show more "
+    "**Cost** of a difference: how many points of accuracy better the original is on small versions of "
+    f"{', '.join(f'`{task}`' for task in TASKS)}. Each is a mean over three seeds, or over twelve if three show more "
     "than half a point on a task (`python benchmarks/paired.py costs`; variants: `benchmarks/originals.py`). Clients "
-    "with parts of their own are judged on their own mix of data. What costs over 0.5 points over all tasks is no "
-    "default, unless the name says so, as `-edges` does, or the original looks at the test data (`fed-bac`)."
+    "with parts of their own are judged on their own mix of data. A difference that costs over 0.5 points over all "
+    "tasks is not a default, unless the name says so (`-edges`) or the original looks at the test data (`fed-bac`)."
 )
 SHARED = (
-    "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all where "
-    "the method is not about selection; rounds, epochs, optimizer, devices, links and failures are the task's; where "
-    "an original fine-tunes after its last round, it does so here in the last rounds."
+    "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all if the "
+    "method is not about selection. Rounds, epochs, optimizer, devices, links and failures are the task's. An original "
+    "that fine-tunes after its last round does so here in the last rounds."
 )
 SMALL = (
     "task.data_fraction=0.3",
@@ -148,7 +148,7 @@ def read(folder: Path) -> dict[str, Any]:
 def line(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
     """Return what the page of a method says of a difference: in words, and what it costs."""
     if difference.unpriced:
-        return f"{difference.words} No price: {difference.unpriced}."
+        return f"{difference.words} No cost given: {difference.unpriced}."
     by_task = _by_task(found, method, difference)
     if not by_task:
         return difference.words

@@ -126,7 +126,7 @@ def _harm(rows: list[dict[str, Any]], tasks: list[str]) -> str:
     }
     told = ", ".join(f"`{method}` {count or 'none'}" for method, count in sorted(below.items(), key=lambda p: p[1]))
     names = ", ".join(f"`{name}`" for name in SIMPLE)
-    where = f"Tasks, of {len(tasks)}, in which a method that was run on all is significantly below a simple answer"
+    where = f"On how many of the {len(tasks)} tasks a method run on all of them is significantly below a simple answer"
     return f"\n{where} ({names}): {told}.\n" if below else ""
 
 

@@ -57,16 +57,16 @@ def methods(results: Path) -> str:
     differences = "\n".join(f"- {line}" for line in DEVIATIONS.values())
     return f"""# Methods
 
-The paper's Table I with more rows. Methods alike in all columns share a row; after “/” comes what `-edges` does
-differently. Names link to what a method does, its source and its [choices](#the-pages-of-methods). `fedbac show NAME`
-prints every setting. [Against fluke](methods/against-fluke.md) compares eight with another package.
+The paper's Table I with more rows. Methods alike in all columns share a row; “/” precedes what `-edges` does
+differently. Each name links to what the method does, its source and its [choices](#the-pages-of-methods).
+`fedbac show NAME` prints every setting. [Against fluke](methods/against-fluke.md) compares eight with another package.
 
 {table(header, rows)}
 
 ## The pages of methods
 
-- Choices are those other than the defaults; links lead to rules and equations.
-- **Our reading:** the original's full definition could not be found.
+- **Choices** are those that differ from the defaults; links lead to rules and equations.
+- **Our reading** marks methods whose original we could not find fully defined.
 - {costs.ABOUT}
 - {costs.SHARED}
 
@@ -105,7 +105,7 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
     for method in FAMILIES[name].split():
         note = NOTES[method]
         first = sources.setdefault(note.reference, method)
-        source = f"{note.reference}." if first == method else f"Source: [`{first}`](#{first})."
+        source = f"Source: {note.reference if first == method else f'[`{first}`](#{first})'}."
         reading = " **Our reading.**" if note.interpretation else ""
         sections += ["", f"## {method}", "", f"{note.summary}{reading}", ""]
         sections += [source, ""] * (not method.endswith("-edges"))

@@ -53,7 +53,8 @@ def peers(folder: Path) -> str:
     """Return how long others take on a GPU, from the file that ``benchmarks/round.py --peers --json`` wrote."""
     row = json.loads((folder / "peers-gpu.json").read_text(encoding="utf-8"))
     times = (f"`{each['path']}` {_number(each['us_per_sample_step'])}" for each in row["contestants"])
-    return f"\nOn an H200, a round as small as in pfl's benchmark ({_work(row)}), in µs per sample-step: {', '.join(times)}.\n\n"
+    small = f"a round as small as in pfl's benchmark ({_work(row)}), in µs per sample-step"
+    return f"\nOn an H200, {small}: {', '.join(times)}.\n\n"
 
 
 def ordinary(folder: Path, name: str = "ordinary.json") -> str:

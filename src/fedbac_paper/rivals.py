@@ -62,7 +62,7 @@ def cost(*files: Path, seed: int = 0) -> str:
     }
     return (
         f"\n`{OURS}` sends {min(times.values()):.1f} to {max(times.values()):.1f} times as many bytes in total as "
-        f"`{YARDSTICK}`: two networks double those for training, and measuring before mergers and blends adds the rest.\n\n"
+        f"`{YARDSTICK}`: two networks double those for training, measuring before mergers and blends adds more.\n\n"
     )
 
 

@@ -72,8 +72,8 @@ class Merging(OneClusterFirst):
     """All edges begin in one cluster, and each continues in its own for as many last rounds as a client needs for this
     many batches, or later if averaging still serves them better. Null: every edge starts in its own."""
     sides: Literal["mean", "larger"] = "mean"
-    """How the gaps that two clusters tell of each other become one. With the larger, a lie about losses can only
-    prevent mergers, and the median edge says, not their sum, when all part (``alone_steps``)."""
+    """How the gaps that two clusters report about each other become one. With the larger, a lie about losses can only
+    prevent mergers, and the median edge, not the sum over edges, decides when all part (``alone_steps``)."""
     untrained_loss: Positive | None = None
     """L_0, the loss of a network that knows nothing; default: ln(number of classes)."""
 

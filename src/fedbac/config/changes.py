@@ -20,7 +20,8 @@ class Change(Settings):
     round: Annotated[int, Field(ge=2, le=MAX_ROUNDS)]
     """The first round in which it holds."""
     what: Literal["swap", "join", "leave"] = "swap"
-    """Each of these edges takes over the data of the next; or they take part only from this round on, or until it."""
+    """Each of these edges takes over the data of the next (``swap``), or they take part only from this round on
+    (``join``) or until it (``leave``)."""
     who: Literal["edges", "clients"] = "edges"
     """Edges, with all their clients, or clients."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -740,7 +740,7 @@ class Runtime(Settings):
     engine: Literal["simulator", "ray", "federation"] = "simulator"
     """All edges in this process, or in actors of Ray; ``federation`` is for ``fedbac cloud``."""
     actors: Annotated[int, Field(gt=0, le=100_000)] | None = None
-    """Processes of Ray that edges are dealt out to, by their examples; default: one per GPU, without GPUs per edge."""
+    """Processes of Ray, to which edges are dealt by their examples; default: one per GPU, or per edge without GPUs."""
     address: str | None = None
     """The Ray cluster to join (``auto``: this machine's); default: a local one."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None

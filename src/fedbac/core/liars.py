@@ -46,8 +46,8 @@ class Liars(Settings):
     target: Annotated[int, Field(ge=0, lt=1_000_000)] = 0
     """The class of ``backdoor``."""
     jitter: NonNegative = 0.0
-    """Lying clients who would all say the same differ by noise: of each weight, this times honest updates' standard
-    deviation. With 1 they are as far apart as honest clients are."""
+    """How far lying clients who would all say the same differ: by noise of this times the standard deviation of honest
+    updates, weight by weight. With 1 they are as far apart as honest clients are."""
 
     @model_validator(mode="after")
     def _somebody_lies(self) -> "Liars":

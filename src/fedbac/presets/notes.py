@@ -230,7 +230,7 @@ NOTES: dict[str, Note] = {
         "Edges train one model together, the sum of two networks or one LSTM, until a client has about a thousand "
         "steps left. Then they fork: each continues in a cluster of its own, unless the shared model is better, and "
         "clusters that fit merge again. Edges predict with a blend of their own model and the mean of all. All clients "
-        "train but those whose labels cannot be learned.",
+        "train except those whose labels cannot be learned.",
     ),
     "fed-bac": _note(
         PAPER,
@@ -340,9 +340,9 @@ NOTES: dict[str, Note] = {
     ),
     "ifca-paper": _note(
         f"{IFCA}. As run in: {PAPER}",
-        "IFCA as the authors of Fed-BAC ran it, which is no fair IFCA (see ifca-edges): edges begin one cluster after "
-        "another, all from the same network, and move only every 20 rounds, for a loss below 95 % of the current "
-        f"one. {SHORTER}",
+        "IFCA as the authors of Fed-BAC ran it; ifca-edges is a fairer version. Edges begin one cluster after another, "
+        "all from the same network, and move only every 20 rounds, for a loss below 95 % of the current one. "
+        f"{SHORTER}",
     ),
     "cfl": _note(
         CFL,
