@@ -70,7 +70,7 @@ class Bucketing(Settings):
 
     kind: Literal["bucketing"] = "bucketing"
     size: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = 2
-    """Changes in a bucket, but perhaps the last."""
+    """Changes in a bucket; the last may have fewer."""
 
     def mix(self, change_CD: Tensor, found: int = 0) -> tuple[Tensor, int]:
         """Return a change for each bucket, and the number of lies found before."""

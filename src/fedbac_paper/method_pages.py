@@ -8,7 +8,7 @@ from fedbac.config.experiment import Method, Task
 from fedbac.core.settings import Settings
 from fedbac.presets import DEFAULT_TASK, tasks
 from fedbac.presets.methods import METHODS
-from fedbac.presets.notes import NOTES
+from fedbac.presets.notes import NOTES, OURS
 from fedbac.presets.table import row
 from fedbac_paper import compared, costs
 from fedbac_paper.tables import table
@@ -65,7 +65,7 @@ differently. Each name links to what the method does, its source and its [choice
 
 ## The pages of methods
 
-- **Choices** are those that differ from the defaults; links lead to rules and equations.
+- **Choices** are those that differ from the defaults, on the task `{DEFAULT_TASK}`; links lead to rules and equations.
 - **Our reading** marks methods whose original we could not find fully defined.
 - {costs.ABOUT}
 - {costs.SHARED}
@@ -105,7 +105,8 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
     for method in FAMILIES[name].split():
         note = NOTES[method]
         first = sources.setdefault(note.reference, method)
-        source = f"Source: {note.reference if first == method else f'[`{first}`](#{first})'}."
+        named = first == method or note.reference == OURS
+        source = f"Source: {note.reference if named else f'[`{first}`](#{first})'}."
         reading = " **Our reading.**" if note.interpretation else ""
         sections += ["", f"## {method}", "", f"{note.summary}{reading}", ""]
         sections += [source, ""] * (not method.endswith("-edges"))

@@ -15,7 +15,7 @@ Places = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_CLIENTS)], ...], Fiel
 
 
 class Change(Settings):
-    """What is otherwise from a round on."""
+    """What changes in a round."""
 
     round: Annotated[int, Field(ge=2, le=MAX_ROUNDS)]
     """The first round in which it holds."""

@@ -724,7 +724,7 @@ def _unanswerable(method: Method) -> Iterator[str]:
 
 
 class Runtime(Settings):
-    """Where and how the work is done. It changes no numbers but by rounding and dropout's own draws."""
+    """Where and how the work is done. Numbers change only by rounding and by dropout's own draws."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto`` takes a GPU if there is one."""

@@ -38,7 +38,7 @@ class Training(Settings):
     batch_size: Annotated[int, Field(gt=0, le=1_000_000)] = 32
     """Not given in the paper (C.1)."""
     drop_last: bool = False
-    """Leave out a last batch that is not full, unless it is the only."""
+    """Leave out a last batch that is not full, unless it is the only one."""
     learning_rate: Positive = 0.01
     """η of the first round (after the warm-up)."""
     schedule: Literal["exponential", "constant", "cosine"] = "exponential"

@@ -55,7 +55,7 @@ class World(Settings):
     slowdown: Annotated[float, Field(ge=1, le=1_000_000)] = 10.0
     """How many times as long a straggler trains."""
     availability: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Chance of a client to be there in a round; one is."""
+    """Chance that a client is there in a round; at least one is."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the selected clients that drop out while they train; one stays."""
     deadline: Positive | None = None
