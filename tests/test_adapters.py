@@ -19,7 +19,7 @@ from fedbac import Adapters, ConfigError, Method
 from fedbac.config.columns import CHOSEN
 from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params
-from fedbac.lowrank import LowRank
+from fedbac.lowrank import LowRank, adapt, merged
 from fedbac.models import Perceptron, builder, weights
 from tests.covering import first
 from tests.unit.tiny import tiny_data, tiny_run, tiny_task
@@ -285,6 +285,14 @@ def test_products_of_all_owners_are_saved_as_one_for_peft(tmp_path: Path) -> Non
 def test_without_products_there_is_nothing_for_peft(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no low-rank products"):
         tiny_run("hierfavg").save_model(tmp_path / "mine.peft", edge=0)
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_batch_normalization_trains_again_once_all_is_merged(tracks: bool) -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=tracks))
+    again = merged(adapt(network, ["*"], ["cloud"], 2, 4.0, True, ())).train()
+    assert type(again[1]) is nn.BatchNorm1d
+    assert again[1].training
 
 
 class Tied(nn.Module):

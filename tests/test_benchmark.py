@@ -12,6 +12,7 @@ from fedbac import data
 from fedbac.errors import ConfigError
 from fedbac.presets.tasks import TASKS
 from fedbac.rounds import metrics
+from fedbac.runs.store import differences
 from fedbac_paper import benchmark, leaderboard
 from tests.test_cli import Shell
 from tests.test_cli import fedbac as fedbac  # a fixture
@@ -93,6 +94,17 @@ def test_a_method_is_run_resumed_and_shown(
     (board / "local.json").write_text(json.dumps(notes))
     (board / "old.json").write_text(json.dumps(notes | {"protocol": {"version": 0, "sha256": "other"}}))
     assert [row["method"] for row in leaderboard.read(board)] == ["local"]
+
+
+def test_a_seed_that_is_stated_twice_shows(tmp_path: Path) -> None:
+    row = {"seed": 0, "accuracy": 0.5}
+
+    def stated(*rows: dict[str, float]) -> dict[str, Any]:
+        tasks = {"glyphs": {"points": 1, "settings": {}, "runs": rows}}
+        (tmp_path / benchmark.FILE).write_text(json.dumps({"method": "mine", "protocol": {}, "tasks": tasks}))
+        return benchmark.stated(tmp_path)
+
+    assert differences(stated(row | {"accuracy": 0.9}, row), stated(row)) == ["glyphs.seeds: [0, 0] is now [0]"]
 
 
 def test_words_that_name_no_task_are_refused(fedbac: Shell) -> None:

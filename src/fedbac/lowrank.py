@@ -18,7 +18,7 @@ from fedbac.errors import ConfigError, quoted
 SLOT = "adapter_"
 """What names of adapters begin with; the name of their owner follows."""
 THAWED = "as_it_was_thawed"
-"""Under this name a frozen layer with buffers keeps its class, and whether each buffer belongs to what it saves."""
+"""Under this name a frozen layer that changed keeps its class, and whether each buffer belongs to what it saves."""
 
 
 class Slot(nn.Module):
@@ -124,7 +124,7 @@ def merged(network: nn.Module) -> nn.Module:
             if module.slots:
                 a, b = module.product()
                 more = module.scale * (b @ a)
-                module.weight = nn.Parameter((module.weight.float() + more).detach().to(module.weight.dtype), False)
+                module.weight = nn.Parameter((module.weight + more).detach().to(module.weight.dtype), False)
             for name, _ in list(module.named_children()):
                 delattr(module, name)
             module.__class__ = nn.Linear  # type: ignore[assignment]
@@ -190,7 +190,7 @@ def _still(network: nn.Module) -> None:
     saved = network.state_dict().keys()
     for path, module in network.named_modules():
         buffers = list(module.named_buffers(recurse=False))
-        if buffers:
+        if buffers or isinstance(module, _BatchNorm):
             thawed = type(module), {name: f"{path}.{name}".lstrip(".") in saved for name, _ in buffers}
             setattr(module, THAWED, thawed)
         if isinstance(module, _BatchNorm):

@@ -114,6 +114,7 @@ def stated(out: Path) -> dict[str, Any]:
         notes = read_json(file)
         return {"method": notes["method"], "protocol": notes["protocol"]} | {
             task: {"points": found["points"], "settings": found["settings"]}
+            | {"seeds": [row["seed"] for row in found["runs"]]}
             | {f"seed {row['seed']}": row for row in found["runs"]}
             for task, found in notes["tasks"].items()
         }

@@ -169,8 +169,9 @@ def test_edges_of_other_sizes_cannot_swap() -> None:
 
 
 def test_a_swap_is_still_known_by_its_former_name(caplog: pytest.LogCaptureFixture) -> None:
-    assert Change.model_validate({"round": 2, "what": "exchange"}) == Change(round=2, what="swap")
-    assert "'exchange' is now called 'swap'" in caplog.text
+    for _ in range(2):
+        assert Change.model_validate({"round": 2, "what": "exchange"}) == Change(round=2, what="swap")
+    assert caplog.text.count("'exchange' is now called 'swap'") == 1
 
 
 def test_its_rounds_can_be_verified(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 METHODS_HELP = "Names of methods (see: fedbac methods), or files. If one is a file, all methods run on its task."
 SEED_HELP = "Seed of every random draw. Default: 0, or the file's."
-ENGINE_HELP = "simulator (all edges in this process) or ray (each edge in a process of its own)."
+ENGINE_HELP = "simulator (all edges in this process) or ray (edges in other processes)."
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Number of cloud rounds. Default: the task's.")]
 SeedsOption = Annotated[list[int], typer.Option("--seed", help=f"{SEED_HELP} Repeatable.", show_default=False)]
 PrecisionOption = Annotated[

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -34,8 +35,14 @@ class Change(Settings):
     def _former(cls, what: object) -> object:
         if what != "exchange":
             return what
-        log.warning("task.changes: 'exchange' is now called 'swap'")
+        _say_former()
         return "swap"
+
+
+@cache
+def _say_former() -> None:
+    """Say it once: a run reads its configuration many times."""
+    log.warning("task.changes: 'exchange' is now called 'swap'")
 
 
 class Roster(NamedTuple):
