@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from torch import Tensor
 
 from fedbac.core.rng import stream
-from fedbac.core.settings import MAX_CLIENTS, BareKind, IntArray, Positive, Settings, in_a_row, written
+from fedbac.core.settings import MAX_CLIENTS, BareKind, BoolArray, IntArray, Positive, Settings, in_a_row, written
 
 __all__ = [
     "Bucketing", "CentredClipping", "GeometricMedian", "Krum", "Mean", "Median", "MinimumDiameter", "NearestNeighbours",
@@ -127,7 +127,7 @@ class OneVoice(Settings):
             said_VC = said_VC[alone_V]
         # Honest children of like data may be near enough to lose their voices, but not to be taken for liars. Where a
         # group counts once, its one voice may still be a lie, though one member is honest.
-        size_G = np.bincount(connected_components(distance_CC < SAME**2 * limit, directed=False)[1])
+        size_G = _group_sizes(distance_CC < (SAME / 2) ** 2 * limit)
         found += int((size_G[size_G > 1] - (1 if silent else 2)).sum())
         share_VC = torch.from_numpy(said_VC).to(change_CD)
         return (share_VC / share_VC.sum(1, keepdim=True)) @ change_CD, found
@@ -295,6 +295,21 @@ def _middle(change_CD: Tensor, left_out: int) -> Tensor:
 def _distance(change_CD: Tensor, point_D: Tensor) -> Tensor:
     distance_C: Tensor = torch.linalg.vector_norm(change_CD - point_D, dim=1, dtype=torch.float64)
     return distance_C
+
+
+def _group_sizes(near_CC: BoolArray) -> IntArray:
+    """Return how many are in each group of a child and whoever is near it; each child is in one.
+
+    No chain makes a group: liars could lay one from an honest child to another, and both would be taken for liars.
+    """
+    left_C, sizes = np.ones(len(near_CC), dtype=bool), []
+    while left_C.any():
+        first = int(left_C.argmax())
+        group_C = left_C & near_CC[first]
+        group_C[first] = True
+        left_C &= ~group_C
+        sizes.append(group_C.sum())
+    return np.array(sizes)
 
 
 def _squared_distances(change_CD: Tensor) -> Tensor:

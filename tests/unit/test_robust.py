@@ -181,6 +181,16 @@ def test_who_copies_the_honest_to_silence_them_does_not_spend_the_liars_that_are
     torch.testing.assert_close(found, expected)
 
 
+def test_a_chain_of_lies_between_two_honest_children_does_not_spend_the_liars_that_are_left() -> None:
+    """Four liars lead in small steps from one honest child to another that says nearly the same; the fifth shouts."""
+    honest = drawn(11)
+    honest[1] = honest[0] + 0.05 * drawn(1, seed=4)[0] / 13**0.5
+    chain = torch.stack([honest[0].lerp(honest[1], step / 5) for step in range(1, 5)])
+    rule = TrimmedMean(faulty=5, before=(OneVoice(count="never"),))
+    found = rule.combine(torch.cat([honest, chain, 1e6 * drawn(1, seed=3)]), torch.ones(16))
+    assert float(found.abs().max()) < 10
+
+
 def test_honest_children_of_like_data_that_lose_their_voices_are_not_taken_for_liars() -> None:
     """Three that are nearly alike go unheard; the three that shout are still left out."""
     honest, noise = drawn(7), drawn(3, seed=4)
