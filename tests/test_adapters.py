@@ -290,7 +290,7 @@ def test_without_products_there_is_nothing_for_peft(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tracks", [True, False])
 def test_batch_normalization_trains_again_once_all_is_merged(tracks: bool) -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=tracks))
-    again = merged(adapt(network, ["*"], ["cloud"], 2, 4.0, True, ())).train()
+    again: Any = merged(adapt(network, ["*"], ["cloud"], 2, 4.0, True, ())).train()
     assert type(again[1]) is nn.BatchNorm1d
     assert again[1].training
 
