@@ -286,6 +286,14 @@ def test_sharing_that_leaves_no_round_to_share_in_is_named(alone_rounds: int, na
     assert warnings([run]) == [said] * named
 
 
+@pytest.mark.parametrize(("share", "labels", "named"), [(0.0, 3, True), (0.0, 1, False), (0.05, 3, False)])
+def test_sharing_that_measures_and_never_shares_is_named(share: float, labels: int, named: bool) -> None:
+    """In one cluster there is nothing to share."""
+    run = fake("fedbac-plus", active_clusters=labels, notes={"mean_share": 0.0})
+    run.records[7]["notes"] = {"mean_share": share}
+    assert warnings([run]) == ["fedbac-plus measured and never shared (mean_share=0)."] * named
+
+
 @pytest.mark.parametrize(("rounds", "period"), [(4, 1), (20, 4), (99, 19), (100, 20), (200, 20)])
 def test_presets_have_a_period_that_fits_the_run(rounds: int, period: int) -> None:
     """The paper's for runs of its length, however the rounds are given; others keep theirs."""

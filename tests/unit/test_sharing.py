@@ -118,4 +118,5 @@ def test_it_asks_for_both_losses_and_shows_what_came_of_them() -> None:
     policy = OnceOverfitted()
     assert set(policy.ask(policy.init(3), Moment(1, 100))) == policy.needs() == {VALIDATION, TRAINING}
     assert np.isnan(policy.notes(policy.init(3))["overfitting"])
-    assert policy.notes(played(1)[-1]) == {"overfitting": pytest.approx(0.8)}
+    assert policy.notes(played(1)[-1]) == {"overfitting": pytest.approx(0.8), "mean_share": 0}
+    assert policy.notes(OverfittingState(np.array(1.2), np.array(True)))["mean_share"] == policy.share

@@ -74,6 +74,14 @@ def _idle(group: Group) -> list[str]:
         for path, value in waiting.items()
         if path.startswith("sharing.")
     ]
+    shares = [
+        record["notes"]["mean_share"]
+        for run in group.runs
+        for record in run.records
+        if record["active_clusters"] > 1 and "mean_share" in record.get("notes", {})
+    ]
+    if shares and not any(shares):
+        notes.append(f"{group.label} measured and never shared (mean_share=0).")
     return notes
 
 

@@ -174,8 +174,8 @@ class OnceOverfitted(SameQueries):
         return OverfittingState(np.array(running), np.array(overfitted))
 
     def notes(self, state: OverfittingState) -> Mapping[str, float]:
-        """Show the running mean."""
-        return {"overfitting": float(state.overfitting)}
+        """Show the running mean, and the ρ of the next round."""
+        return {"overfitting": float(state.overfitting), "mean_share": self.share * float(state.overfitted)}
 
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
