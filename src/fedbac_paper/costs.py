@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedbac.presets.notes import EDGES, NOTES, OWNERS, UNSEEN, Difference, Note
+from fedbac.presets.notes import EDGES, NOTES, OWNERS, Difference, Note
 
 KEPT = Path("results/methods/costs.json")
 TASKS, SEEDS = ("devices", "demo", "planted"), (0, 1, 2)
@@ -21,16 +21,14 @@ MORE = tuple(range(3, 12))
 MOST = 0.5
 """Points that a difference may cost."""
 NAMED = (EDGES.words, OWNERS.words)
-"""Differences that a preset's name tells."""
-ALLOWED = (*NAMED, UNSEEN.words)
-"""Those that may cost more, since the name says so, or since the original looks at what it is judged on."""
+"""Differences that a preset's name tells, and that may cost more."""
 TOLD = f"Costs are points on {', '.join(f'`{task}`' for task in TASKS)}."
 ABOUT = (
     "**Cost** of a difference: how many points of accuracy better the original is on small versions of "
     f"{', '.join(f'`{task}`' for task in TASKS)}. Each is a mean over three seeds, or over twelve if three show more "
     "than half a point on a task (`python benchmarks/paired.py costs`; variants: `benchmarks/originals.py`). Clients "
     "with parts of their own are judged on their own mix of data. A difference that costs over 0.5 points over all "
-    "tasks is not a default, unless the name says so (`-edges`) or the original looks at the test data (`fed-bac`)."
+    "tasks is not a default, unless the name says so (`-edges`)."
 )
 SHARED = (
     "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all if the "
@@ -157,9 +155,9 @@ def line(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
 
 
 def dear(method: str, difference: Difference, found: Mapping[str, Any]) -> bool:
-    """Whether a difference that is not allowed costs a method too much in the mean over the tasks."""
+    """Whether a difference that no name tells costs a method too much in the mean over the tasks."""
     by_task = _by_task(found, method, difference)
-    return difference.words not in ALLOWED and bool(by_task) and mean(map(mean, by_task)) > MOST
+    return difference.words not in NAMED and bool(by_task) and mean(map(mean, by_task)) > MOST
 
 
 def _by_task(found: Mapping[str, Any], method: str, difference: Difference) -> list[list[float]]:

@@ -1,10 +1,13 @@
 """FedDrift's clusters: by a plain loop over its rules, and one by one."""
 
+from typing import Any, get_args
+
 import numpy as np
 import pytest
 
-from fedbac import Assignment, Drifting, Evidence, Loss
+from fedbac import Accuracy, Assignment, Drifting, Evidence, Loss
 from fedbac.clustering import DriftState
+from fedbac.core.queries import Query
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray, IntArray
 
@@ -12,10 +15,17 @@ RNG = stream(0, "nobody draws")
 Names = tuple[int, ...]
 
 
+def evidence_of(policy: Drifting, label_N: IntArray, loss_NK: FloatArray, size_N: IntArray) -> Evidence:
+    """Return what a policy is told: of clusters that nobody is in, that they are as bad as can be."""
+    empty_NK = ~np.isin(np.arange(loss_NK.shape[1]), label_N) & ~np.isnan(loss_NK).all(1, keepdims=True)
+    accuracy_NK, loss_NK = np.where(empty_NK, 0.0, 1 - loss_NK), np.where(empty_NK, np.inf, loss_NK)
+    readings: dict[Query, FloatArray] = {Loss("occupied"): loss_NK, Accuracy("occupied"): accuracy_NK}
+    readings = {query: readings[query] for query in policy.needs()}
+    return Evidence(round=5, num_rounds=100, num_classes=4, size_N=size_N, label_N=label_N, readings=readings)
+
+
 def looked(policy: Drifting, state: DriftState, label_N: IntArray, loss_NK: FloatArray, size_N: IntArray) -> Assignment:
-    evidence = Evidence(
-        round=5, num_rounds=100, num_classes=4, size_N=size_N, label_N=label_N, readings={Loss("occupied"): loss_NK}
-    )
+    evidence = evidence_of(policy, label_N, loss_NK, size_N)
     return policy.act(policy.learn(state, evidence), evidence, RNG)[1]
 
 
@@ -50,14 +60,16 @@ def by_the_paper(
     return set(mix), mix
 
 
+@pytest.mark.parametrize("compares", get_args(Drifting.model_fields["compares"].annotation))
 @pytest.mark.parametrize("seed", range(12))
-def test_it_parts_moves_and_merges_as_the_paper_says(seed: int) -> None:
+def test_it_parts_moves_and_merges_as_the_paper_says(seed: int, compares: Any) -> None:
     rng = np.random.default_rng(seed)
     label_N, size_N = rng.integers(0, 5, 9), rng.integers(1, 9, 9)
     used_K = np.isin(np.arange(9), label_N)
     loss_NK = np.where(used_K, rng.choice([0.3, 0.5, 0.9], (9, 9)) + rng.uniform(0, 0.15, (9, 9)), np.nan)
     before_N = np.nanmin(loss_NK, 1) - rng.choice([0.05, 0.4], 9, p=[0.7, 0.3])
-    answer = looked(Drifting(delta=0.25), DriftState(before_N, np.zeros(9)), label_N, loss_NK, size_N)
+    policy = Drifting(compares=compares, delta=0.25)
+    answer = looked(policy, DriftState(before_N, np.zeros(9)), label_N, loss_NK, size_N)
     clusters, mix = by_the_paper(0.25, before_N, label_N.tolist(), np.nan_to_num(loss_NK, nan=np.inf), size_N)
     found = {frozenset(np.flatnonzero(answer.label_N == k).tolist()): k for k in set(answer.label_N.tolist())}
     assert set(found) == clusters
@@ -81,9 +93,14 @@ def test_a_rise_is_since_the_last_look_at_which_a_member_was_there() -> None:
     state = policy.init(2)
     for losses in ([0.5, 0.5], [np.nan, 0.45], [0.55, 0.6]):
         loss_NK = np.column_stack([losses, [np.nan, np.nan]])
-        evidence = Evidence(
-            round=5, num_rounds=9, num_classes=4, size_N=size_N, label_N=label_N, readings={Loss("occupied"): loss_NK}
-        )
+        evidence = evidence_of(policy, label_N, loss_NK, size_N)
         state = policy.learn(state, evidence)
     np.testing.assert_allclose(state.rise_N, [0.05, 0.15])
     assert policy.act(state, evidence, RNG)[1].label_N.tolist() == [0, 1]
+
+
+def test_who_is_never_right_joins_no_empty_cluster() -> None:
+    policy, label_N = Drifting(delta=0.0), np.array([1, 2, 2])
+    loss_NK = np.array([[1.0, 1.0, 1.0], [1.0, 0.9, 0.5], [1.0, 0.9, 0.5]])
+    answer = looked(policy, policy.init(3), label_N, loss_NK, np.ones(3, dtype=np.int64))
+    assert answer.label_N.tolist() == [1, 2, 2]

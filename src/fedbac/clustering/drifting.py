@@ -1,13 +1,13 @@
 """Clusters of data that drift: who finds no network as good as its last one begins anew, and those that fit merge."""
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedbac.clustering.loss import OneClusterFirst
 from fedbac.clustering.merging import OCCUPIED
 from fedbac.core.policies import Assignment
-from fedbac.core.queries import Ask, Evidence, Moment, Query
+from fedbac.core.queries import Accuracy, Ask, Evidence, Loss, Moment, Query
 from fedbac.core.rng import Rng
 from fedbac.core.settings import FloatArray, IntArray, NonNegative, Rounds
 
@@ -25,17 +25,27 @@ class Drifting(OneClusterFirst):
     """A member whose lowest loss rises by more than δ has data that drifted: it begins a cluster of its own, from the
     network that it had. The others join the cluster of lowest loss, and clusters that fit merge (FedDrift).
 
-    Let L_ab be the loss of a's network on the data of b's members. The two clusters of the least D_ab = max(L_ab −
+    A loss is the share of errors, as in the authors' code, or the mean loss, as in their paper. Let L_ab be that of a's
+    network on the data of b's members. The two clusters of the least D_ab = max(L_ab −
     L_bb, L_ba − L_aa, 0) merge into their mean by data while it is below δ; from others they are then as far as the
     further of the two. Who begins a cluster has no network of it to compare yet, and waits for the next look.
     """
 
     kind: Literal["drifting"] = "drifting"
-    asks: ClassVar[tuple[Query, ...]] = (OCCUPIED,)
+    compares: Literal["accuracies", "losses"] = "accuracies"
+    """What a network is good by."""
     period: Rounds = 5
     """Rounds between looks."""
-    delta: NonNegative = 0.1
-    """δ: how much losses may differ."""
+    delta: NonNegative = 0.06
+    """δ: how much accuracies, or losses, may differ."""
+
+    @property
+    def _asked(self) -> Loss | Accuracy:
+        return OCCUPIED if self.compares == "losses" else Accuracy("occupied")
+
+    def needs(self) -> frozenset[Query]:
+        """Need what networks are good by."""
+        return frozenset({self._asked})
 
     def start(self, num_members: int, rng: Rng) -> IntArray:
         """Every member in its own, as if all had drifted."""
@@ -47,17 +57,17 @@ class Drifting(OneClusterFirst):
 
     def ask(self, state: DriftState, moment: Moment) -> Ask | None:
         """Ask when due."""
-        return Ask(after=self.asks) if moment.round % self.period == 0 else None
+        return Ask(after=(self._asked,)) if moment.round % self.period == 0 else None
 
     def learn(self, state: DriftState, evidence: Evidence) -> DriftState:
         """Compare lowest losses with the last ones."""
-        least_N = _known(evidence).min(1)
+        least_N = self._losses(evidence).min(1)
         least_N[np.isinf(least_N)] = np.nan
         return DriftState(np.where(np.isnan(least_N), state.loss_N, least_N), least_N - state.loss_N)
 
     def act(self, state: DriftState, evidence: Evidence, rng: Rng) -> tuple[DriftState, Assignment]:
         """Part those that drifted, move the others to the lowest loss, and merge."""
-        label_N, loss_NK = evidence.labels, _known(evidence)
+        label_N, loss_NK = evidence.labels, self._losses(evidence)
         drifted_N = state.rise_N > self.delta
         settled_N = np.isfinite(loss_NK.min(1)) & ~drifted_N
         after_N = np.where(settled_N, loss_NK.argmin(1), np.where(drifted_N, -1, label_N))
@@ -89,7 +99,8 @@ class Drifting(OneClusterFirst):
             groups[a] += groups.pop(b)
         return [names for names in groups if len(names) > 1]
 
-
-def _known(evidence: Evidence) -> FloatArray:
-    """Return losses, infinite where there is none."""
-    return np.where(np.isnan(evidence[OCCUPIED]), np.inf, evidence[OCCUPIED])
+    def _losses(self, evidence: Evidence) -> FloatArray:
+        """Return losses, infinite where there is none: nobody who is never right may join an empty cluster."""
+        loss_NK = evidence[self._asked] if self.compares == "losses" else 1 - evidence[self._asked]
+        empty_K = ~np.isin(np.arange(loss_NK.shape[1]), evidence.labels)
+        return np.where(np.isnan(loss_NK) | empty_K, np.inf, loss_NK)

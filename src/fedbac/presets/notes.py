@@ -42,10 +42,6 @@ FEDPER = "Arivazhagan et al.: Federated Learning with Personalization Layers, 20
 FEDROD = "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, 2022"
 FEDALA = "Zhang et al.: FedALA: Adaptive Local Aggregation for Personalized Federated Learning, 2023"
 DITTO = "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, 2021"
-UNSEEN = Difference(
-    "Selection is rewarded on validation data, not on the test data that are reported.",
-    ("method.selection.reward_split=test",),
-)
 
 PAPER = (
     "Bashir, Dagiuklas, Iqbal: Fed-BAC: Federated Bandit-Guided Additive Clustering in Hierarchical Federated "
@@ -70,7 +66,6 @@ CAM_DIFFERENCES = (
     ),
 )
 AT_ONCE = Difference("Both networks are trained at once, not in turns.", ("method.personalization.order=alternate",))
-AT_ONCE_EDGES = Difference(AT_ONCE.words, unpriced="measured on clients only")
 PHE_FL = "Lee et al.: Personalizing Federated Learning for Hierarchical Edge Networks with Non-IID Data, 2025"
 FEDAVG = "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017"
 FEDOPT = "Reddi et al.: Adaptive Federated Optimization, 2021 (Algorithm 2)"
@@ -86,7 +81,6 @@ FEDGWC_SUMMARY = (
 FEDGWC_TRACES = Difference(
     "Traces are mean losses of epochs, not steps.", unpriced="members take different numbers of steps"
 )
-PUBLIC_REWARDS = "kind: public_rewards, discount: null, patience: null, gamma: 0.1, epsilon: 1.0e-5"
 IFCA = "Ghosh et al.: An Efficient Framework for Clustered Federated Learning, 2020"
 CFL = (
     "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under "
@@ -112,18 +106,18 @@ FL_HC_DIFFERENCES = (
 )
 FEDDRIFT = "Jothimurugesan et al.: Federated Learning under Distributed Concept Drift, 2023"
 FEDDRIFT_SUMMARY = (
-    "A member whose lowest loss rises begins a cluster of its own, the others join the cluster of lowest loss, and "
-    "clusters merge, by complete linkage, where each network fits the other's data."
+    "A member for whom the best network becomes worse begins a cluster of its own, the others join the cluster of the "
+    "best, and clusters merge, by complete linkage, where each network fits the other's data."
 )
 FEDDRIFT_DIFFERENCES = (
     Difference(
-        "Losses are looked at every 5 rounds; originally once in every step of time, in which the data stay as they "
+        "Networks are compared every 5 rounds; originally once in every step of time, in which the data stay as they "
         "are.",
         unpriced="a task has no steps of time",
     ),
     Difference(
-        "Losses are compared, with δ = 0.1; in the authors' code accuracies, with δ = 0.06.",
-        unpriced="where data stay, accuracies do slightly better on edges; where data move, nobody measured it",
+        "Accuracies are compared, with δ = 0.06, as in the authors' code, not losses, as in their paper.",
+        ("method.clustering={kind: drifting, compares: losses, delta: 0.1}",),
     ),
 )
 PFEDGRAPH = "Ye et al.: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
@@ -220,6 +214,21 @@ def _last_mix(owner: str) -> Difference:
     )
 
 
+def _public_rewards(settings: str = "") -> tuple[Difference, ...]:
+    """Return what FedGWC's public code does otherwise, under the settings that a preset has."""
+    public = f"method.clustering={{kind: public_rewards, {settings}"
+    return (
+        Difference(
+            "Affinities compare the rows of W, as in the paper, not columns, as in the public code.",
+            (f"{public}columns: true}}",),
+        ),
+        Difference("The running change of W begins with the first change, not with 1.", (f"{public}from_one: true}}",)),
+        Difference(
+            "Losses are not augmented by Gaussian draws to 100, as in the public code.", (f"{public}draws: 100}}",)
+        ),
+    )
+
+
 def _note(reference: str, summary: str, *differences: Difference, interpretation: bool = False) -> Note:
     return Note(reference, summary, differences, interpretation)
 
@@ -237,7 +246,10 @@ NOTES: dict[str, Note] = {
         "A network shared by all plus one of the cluster predicts (Eq. 2). A LinUCB bandit assigns edges to clusters "
         "(Eqs. 7 to 10), and Thompson sampling selects clients (Eqs. 11 and 12). Edges may move every 20 rounds. "
         f"{SHORTER}",
-        UNSEEN,
+        Difference(
+            "Selection is rewarded on validation data, not on the test data that are reported.",
+            ("method.selection.reward_split=test",),
+        ),
         Difference("What the paper leaves open is chosen by us.", unpriced="docs/open-questions.md says what and why"),
     ),
     "paper-text": _note(PAPER, f"Fed-BAC by the paper's text, with rewards on test data. {PAPER_START}"),
@@ -392,7 +404,7 @@ NOTES: dict[str, Note] = {
     ),
     "fedala-edges": _note(FEDALA, "FedALA with a personal network per edge.", _last_mix("edge"), OWNERS),
     "fed-cam": _note(FED_CAM, CAM_SUMMARY, *CAM_DIFFERENCES, AT_ONCE, interpretation=True),
-    "fed-cam-edges": _note(FED_CAM, "Fed-CAM on edges.", *CAM_DIFFERENCES, AT_ONCE_EDGES, EDGES, interpretation=True),
+    "fed-cam-edges": _note(FED_CAM, "Fed-CAM on edges.", *CAM_DIFFERENCES, AT_ONCE, EDGES, interpretation=True),
     "fed-cam-alternate": _note(
         FED_CAM,
         "Like fed-cam, but in turns: first the cluster's network learns what the shared one leaves, then the reverse.",
@@ -411,25 +423,14 @@ NOTES: dict[str, Note] = {
             ("method.selection.fraction=0.1",),
         ),
         FEDGWC_TRACES,
-        Difference(
-            "Affinities compare the rows of W, as in the paper, not columns, as in the public code.",
-            (f"method.clustering={{{PUBLIC_REWARDS}, columns: true}}",),
-        ),
-        Difference(
-            "The running change of W begins with the first change, not with 1.",
-            (f"method.clustering={{{PUBLIC_REWARDS}, from_one: true}}",),
-        ),
-        Difference(
-            "Losses are not augmented by Gaussian draws to 100, as in the public code.",
-            (f"method.clustering={{{PUBLIC_REWARDS}, draws: 100}}",),
-        ),
+        *_public_rewards("discount: null, patience: null, gamma: 0.1, epsilon: 1.0e-5, "),
     ),
     "fedgwc-edges": _note(
         FEDGWC,
         "FedGWC on edges, which all report in every round. Even IID members may part: W is scaled by its own range, so "
         "small lasting differences of losses look large.",
         FEDGWC_TRACES,
-        Difference("It differs from the public code as fedgwc does.", unpriced="measured on clients only"),
+        *_public_rewards(),
         EDGES,
         Difference(
             "As nobody is sampled, a round's weight is fixed at 0.2, the patience at 5 rounds, epsilon at 1e-4 and γ "

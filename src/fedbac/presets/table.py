@@ -16,7 +16,7 @@ CLUSTERING = {
     "gaussian_rewards": "Gaussian-weighted",
     "linucb": "LinUCB",
     "merging": "Merging",
-    "drifting": "Loss-based",
+    "drifting": "Drift-based",
 }
 SELECTION = {
     "random": "Random",
