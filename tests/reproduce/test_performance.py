@@ -83,4 +83,4 @@ def test_a_run_s_rounds_are_carried_on_to_200(tmp_path: Path) -> None:
 def test_several_runs_share_the_time_of_a_round(tmp_path: Path) -> None:
     told = [{"processes": n, "service": s, "median_round": t} for n, s, t in ((1, False, 0.05), (3, True, 0.144))]
     (tmp_path / "several.json").write_text(json.dumps(told))
-    assert "without the service 1: 50 ms; with it 3: 48 ms" in performance.several(tmp_path)
+    assert "without the service 50 (1); with it 48 (3)" in performance.several(tmp_path)

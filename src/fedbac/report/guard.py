@@ -78,7 +78,7 @@ def _idle(group: Group) -> list[str]:
         record["notes"]["mean_share"]
         for run in group.runs
         for record in run.records
-        if record["active_clusters"] > 1 and "mean_share" in record.get("notes", {})
+        if "mean_share" in record.get("notes", {}) and record["active_clusters"] > 1
     ]
     if shares and not any(shares):
         notes.append(f"{group.label} measured and never shared (mean_share=0).")
