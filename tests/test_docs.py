@@ -79,7 +79,17 @@ def test_the_threat_model_names_tests_that_exist() -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
-def test_links_outside_the_site_lead_to_files(name: str) -> None:
+def test_links_outside_the_site_lead_to_files_and_headings(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#\s]+)", text)
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+    for link in re.findall(r"\]\(([^)\s]+)", text):
+        file, _, anchor = link.partition("#")
+        if "://" not in link:
+            assert (ROOT / (file or name)).exists(), link
+            assert not anchor or anchor in headings(ROOT / (file or name)), link
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in found)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
