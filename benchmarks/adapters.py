@@ -96,8 +96,8 @@ def judged(run: fedbac.Run, data: Dataset) -> tuple[dict[str, float], dict[str, 
             rights.append(loss.right(output, label) * count)
             counts.append(count)
         total = float(torch.cat(counts).sum())
-        perplexity[name] = math.exp(float(torch.cat(losses).sum()) / total)
-        accuracy[name] = float(torch.cat(rights).sum()) / total
+        perplexity[name] = round(math.exp(float(torch.cat(losses).sum()) / total), 2)
+        accuracy[name] = round(float(torch.cat(rights).sum()) / total, 4)
     return perplexity, accuracy
 
 

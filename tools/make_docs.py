@@ -59,6 +59,7 @@ from fedbac_paper import (
     demo,
     deployed,
     drift,
+    languages,
     leaderboard,
     liars,
     marks,
@@ -82,6 +83,7 @@ GENERATED = ("settings", "methods", "reproduce")
 """Folders of docs/ that hold nothing but generated pages."""
 SPEED = RESULTS / "performance"
 TUNED = RESULTS / "rivals" / "tuning.jsonl"
+SPOKEN = RESULTS / "adapters" / "udhr-smollm2.json"
 FLUKE = DOCS / "methods" / "against-fluke.md"
 BEGIN, END = "<!-- written by tools/make_docs.py -->", "<!-- end -->"
 Group = tuple[str, type[Settings]]
@@ -438,6 +440,8 @@ def texts() -> dict[Path, str]:
             *(made(RESULTS / "liars") for made in (liars.shares, liars.jitters, liars.losses)),
         ),
         DOCS / liars.NUMBERS: comma_separated(liars.numbers(RESULTS / "liars")),
+        DOCS / "adapters.md": block(DOCS / "adapters.md", languages.table(SPOKEN)),
+        DOCS / languages.NUMBERS: comma_separated(languages.numbers(SPOKEN)),
         DOCS / "privacy.md": block(DOCS / "privacy.md", privacy.table(RESULTS / "privacy" / "clients.jsonl")),
         DOCS / "secret-sums.md": block(
             DOCS / "secret-sums.md", secret_sums.refused(), secret_sums.costs(RESULTS / "secret")
