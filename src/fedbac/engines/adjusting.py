@@ -85,8 +85,10 @@ class AdjustedTrainer:
         return replace(request, bank=made[key], row_V=dict.fromkeys(made[key], np.arange(request.num_models)))
 
     def close(self) -> None:
-        """Release the trainer."""
+        """Release the trainer, and what takes gradients if any were."""
         self.trainer.close()
+        if "own" in vars(self):
+            self.own.close()
 
     def _order(self, request: Train, received_C: Parts, start: Start) -> Train:
         """Return the request in terms of what is trained; a part that starts as received stays where it is."""

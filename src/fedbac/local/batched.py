@@ -5,7 +5,6 @@ client. So the frozen weights are held once and read once for all, and any netwo
 batch by itself.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,16 +16,15 @@ from torch.utils.checkpoint import checkpoint
 from fedbac.core import trees
 from fedbac.core.parts import Params, Parts, Personalization, Stepping
 from fedbac.core.requests import Evaluate, Measured, Train, Trained
-from fedbac.core.runtime import kernels, out_of_memory, seeded, some_threads
+from fedbac.core.runtime import kernels, seeded, some_threads
 from fedbac.local.batches import BatchTable
+from fedbac.local.captured import refused
 from fedbac.local.examples import Examples
 from fedbac.local.loop import distilled
 from fedbac.local.stages import Stage
 from fedbac.local.vmapped import EVALUATION_BATCH, Precision, Stack, VmapTrainer
 from fedbac.lowrank import stackable
 from fedbac.models import weights
-
-log = logging.getLogger("fedbac")
 
 LOGITS = 2**26
 """Logits that are held at once. Where a step has more, its loss is taken in chunks, whose logits are computed again for
@@ -74,12 +72,9 @@ class BatchedStack(Stack):
             try:
                 super().advance(number, stage, active, largest)
                 return
-            except RuntimeError as error:  # it asked the GPU for a value, say
-                if out_of_memory(error):
-                    raise
+            except RuntimeError as error:
+                refused(error)
                 self.captured = False
-                reason = str(error).partition("\n")[0]
-                log.warning("no CUDA graphs of this network's steps, which makes small ones slower: %s", reason)
         self._step(number, stage, active, largest)
 
     def _losses(

@@ -6,10 +6,8 @@ a round is a row of replays, without a Python call per layer.
 """
 
 import copy
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,12 +22,13 @@ from fedbac.core import trees
 from fedbac.core.parts import Anatomy, Params, Parts, Personalization, Stepping, predict
 from fedbac.core.requests import Evaluate, Kept, Measured, Train, Trained
 from fedbac.core.rng import torch_seed
-from fedbac.core.runtime import draws, generator_of, kernels, seeded
+from fedbac.core.runtime import draws, kernels, seeded
 from fedbac.core.settings import FloatArray, IntArray
 from fedbac.errors import ConfigError
 from fedbac.gpu import update
 from fedbac.local.batch_norm import counters, counting, gathered, judges_by_batches
 from fedbac.local.batches import BatchTable, Seat, Visits
+from fedbac.local.captured import captured, prefix
 from fedbac.local.examples import Examples, Losses, cells, kept, rates, shares
 from fedbac.local.folding import for_many, why_alone
 from fedbac.local.loop import at_once, at_rest, distilled, distinct, recall, too_small
@@ -37,9 +36,6 @@ from fedbac.local.own_steps import OwnSteps
 from fedbac.local.per_example import PerExample, drawn
 from fedbac.local.stages import Stage, adamw_of, adamw_step, corrections, stages_now, stages_of
 from fedbac.models import duplicate, weights
-
-GRAPH_SHRINK = 0.9
-"""Captured prefixes shrink by this factor: at most a tenth of the clients in a step are idle, and graphs stay few."""
 
 ROOM_SHRINK = 4
 """So much smaller are batches before they have a graph of their own: the last of an epoch are."""
@@ -253,12 +249,11 @@ class Stack:
 
     def advance(self, number: int, stage: Stage, active: int, largest: int) -> None:
         """One SGD step of the first ``active`` clients, whose batches have at most ``largest`` examples."""
-        rows, room = self.capacity, self.examples.batch_room
+        room = self.examples.batch_room
         if self.device.type != "cuda":
             self._step(number, stage, active, room)
             return
-        while rows > 1 and (smaller := max(1, int(rows * GRAPH_SHRINK))) >= active:
-            rows = smaller
+        rows = prefix(self.capacity, active)
         while room > 1 and (smaller := -(-room // ROOM_SHRINK)) >= largest:
             room = smaller
         key = number, rows, room, self.keep, self.taught and stage.taught
@@ -275,7 +270,6 @@ class Stack:
         return Losses(self.loss_sum[:clients].cpu().numpy() / visited, square, epochs)
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record the kernels of a step; trial runs before it, which libraries need, are undone."""
         tensors = [self.step, self.loss_sum, self.square_sum, self.epoch_sum]
         tensors += [
             value
@@ -283,26 +277,7 @@ class Stack:
             for params in tree.values()
             for value in params.values()
         ]
-        saved, generator = [tensor.clone() for tensor in tensors], generator_of(self.device)
-        drawn = generator.get_state()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    self.step.copy_(saved[0])  # no trial may run past the last step: the schedule ends there
-                    work()
-        finally:  # whoever takes the step otherwise begins where it began
-            torch.cuda.current_stream().wait_stream(side)
-            for tensor, value in zip(tensors, saved, strict=True):
-                tensor.copy_(value)
-            generator.set_state(drawn)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
-        # Other threads may use the GPU meanwhile: what they do is no part of this graph, and no error.
-        with _uncollected(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            work()
-        return graph
+        return captured(work, self.device, self.pool, tensors)
 
     def _step(self, number: int, stage: Stage, rows: int, room: int) -> None:
         index_AB, count_A = self._now(self.index, number, rows)[:, :room], self._now(self.count, number, rows)
@@ -465,19 +440,6 @@ class Stack:
         return buffer[number, :, :rows].index_select(0, self.step)[0]
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Hold the collector off: a graph of an earlier trainer that is freed in the middle would spoil a capture."""
-    gc.collect()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 def _by_example(
     loss: Callable[..., Any],
     moving: Parts,
@@ -509,9 +471,10 @@ def _gradient(loss_A: Tensor, leaves: Parts) -> Parts:
 
 
 EVALUATION_BATCH = 2048
-WEIGHT_COPIES, ON_THE_WAY = 6, 1.5
-"""What a client takes in training: so often its weights (with momentum, gradients, and the copy that comes back), and
-so often what its networks keep of a batch until gradients are taken."""
+WEIGHT_COPIES, CAPTURED_COPIES, ON_THE_WAY = 6, 3, 1.5
+"""What a client takes in training: so often its weights (with momentum, gradients, and the copy that comes back), more
+often where a scheme's own gradients are captured, and so often what its networks keep of a batch until gradients are
+taken."""
 
 
 class VmapTrainer:
@@ -554,6 +517,7 @@ class VmapTrainer:
         size = sum(4 * value.numel() for value in weights(network).values())
         copies = WEIGHT_COPIES + (adamw_of(examples.training) is not None)  # and second moments
         copies += 0 if gradients is None else examples.batch_room
+        copies += 0 if self.own is None else CAPTURED_COPIES
         each = copies * size + ON_THE_WAY * examples.batch_room * self._bytes_per_example()
         self.bytes_per_client = int(len(self.anatomy.networks) * each)
 
@@ -738,3 +702,5 @@ class VmapTrainer:
     def close(self) -> None:
         """Let go of buffers and graphs."""
         self.stack = None
+        if self.own is not None:
+            self.own.close()

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from fedbac import models
+from fedbac.core import trees
 from fedbac.core.parts import LocalRun, LocalSteps, Params, Part, Parts, Phase, Scope, Start
 from fedbac.core.settings import Epochs, FloatArray, IntArray, NumLayers, Rounds, Settings
 from fedbac.errors import ConfigError
@@ -190,4 +190,4 @@ def _shift(count_CK: IntArray) -> FloatArray:
 def _shifted(head: Params, shift_CK: FloatArray) -> Params:
     """Return heads with their last bias shifted."""
     last = list(head)[-1]
-    return {**head, last: head[last] + torch.as_tensor(shift_CK, dtype=head[last].dtype, device=head[last].device)}
+    return {**head, last: head[last] + trees.onto(shift_CK, head[last].device, head[last].dtype)}
