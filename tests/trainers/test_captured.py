@@ -62,7 +62,7 @@ def trainer(federation: Federation, scheme: Any, capture: Any = None, path: str 
     return made
 
 
-SCHEMES = [Interpolated(), MoreauEnvelope(inner_steps=2), HeadsTogether(owner="client")]
+SCHEMES = [Interpolated(), MoreauEnvelope(inner_steps=2, strength=2.0), HeadsTogether(owner="client")]
 OPTIONS: list[dict[str, Any]] = [{"clip_norm": 0.4}, {"augment": Augment(crop_padding=2), "user": Regular}]
 
 
