@@ -4,6 +4,7 @@ A name is imported when it is first asked for: torch takes seconds, and whoever 
 waits for work, needs none of it.
 """
 
+import ast
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -71,45 +72,14 @@ __all__ = [
     "load", "method", "play", "report", "resume", "run", "sweep", "task", "tune", "verify",
 ]  # fmt: skip
 
-_HOMES = {
-    "fedbac.api": "Playing Run Runs compare load play report resume run sweep tune verify",
-    "fedbac.aggregation": "Bucketing CentredClipping GeometricMedian Krum Mean Median MinimumDiameter "
-    "NearestNeighbours OneVoice TrimmedMean",
-    "fedbac.clocks": "Asynchronous Buffered Deadline Synchronous",
-    "fedbac.clustering": "Agglomerative CosineSplits Drifting Fixed GaussianRewards KMeans LinUCB LowestLoss Merging",
-    "fedbac.config.changes": "Change",
-    "fedbac.config.columns": "AGGREGATION CLOCK CLUSTERING LINKS PERSONALIZATION SELECTION SHARING STEP TOPOLOGY Links",
-    "fedbac.config.experiment": "Evaluation Experiment Measurement Method Runtime Task",
-    "fedbac.config.tiers": "InnerTier",
-    "fedbac.config.training": "AdamW Sgd Training",
-    "fedbac.core.codecs": "Alteration Clip Codec EightBits GaussianNoise TopK",
-    "fedbac.core.parts": "LocalRun LocalSteps Part Phase Pull Start",
-    "fedbac.core.policies": "Assignment Exchange NoState Teaching",
-    "fedbac.core.queries": "Accuracy Ask Evidence Gram Loss Moment Seconds Slope Statistic",
-    "fedbac.core.settings": "Settings",
-    "fedbac.data": "Augment Dataset Noise Partition Shards",
-    "fedbac.errors": "CheckpointError ConfigError DataNotFoundError DeployError EngineError Error FederationError "
-    "NotEnoughMemoryError OutputError PartitionError PolicyError RunFolderError RunInUseError",
-    "fedbac.networks": "LSTM LeNet5 Perceptron ResNet Transformer",
-    "fedbac.personalization": "Adapters AdaptiveStart Additive ControlVariates Directed DynamicPull GroupCorrections "
-    "HeadsTogether Interpolated LateHead MoreauEnvelope PerCluster Personal PersonalHead Shared TwoHeads",
-    "fedbac.presets.methods": "METHODS method",
-    "fedbac.presets.tasks": "TASKS task",
-    "fedbac.privacy": "Privacy",
-    "fedbac.runs.configure": "configure",
-    "fedbac.runs.store": "RunFolder",
-    "fedbac.selection": "COCS Contextual CreditThompson LatencyUCB LossUCB Oort Poisson PowerOfChoice Random "
-    "ResourceScore Sound Thompson",
-    "fedbac.sharing": "Apart Blend Distill DistillAdaptive LeaveOneOut MeanThenApart OnceOverfitted PredictTowardsMean "
-    "Similar TowardsMean",
-    "fedbac.steps": "Adam Dynamic Momentum Take Yogi",
-    "fedbac.topology": "Flat Hierarchical",
-}
-"""The modules that the names come from, as the imports for type checkers say too."""
-_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-
-
 if not TYPE_CHECKING:  # who checks types has the imports above, and finds a name that there is not
+    _HOME = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(__spec__.loader.get_source(__name__)))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("fedbac.")
+        for alias in node.names
+    }
+    """The modules that the names come from: those of the imports above."""
 
     def __getattr__(name: str) -> object:
         """Import a name, or a module of the package, when it is first asked for."""

@@ -24,7 +24,7 @@ from fedbac.core.parts import Params, Parts, moving_parts
 from fedbac.core.policies import Step
 from fedbac.core.queries import Evidence, Moment, Statistic
 from fedbac.core.rng import stream
-from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import InTransit, NodeState, State
 from fedbac.core.world import BITS, EQUAL, MEGA
 from fedbac.rounds.late import NOBODY, LateChildren, unheard, untold
@@ -420,11 +420,6 @@ class Nodes:
 CHILDREN = {"edge": "edges", "region": "regions", "country": "countries"}
 
 
-def nothing_sent(parts: Parts, shared: Sequence[str]) -> InTransit:
-    """Return that no average of some parts is on its way."""
-    return InTransit.nobody({part: parts[part] for part in shared})
-
-
 class Tree:
     """All tiers between edges and the cloud, in a round of the cloud."""
 
@@ -444,13 +439,11 @@ class Tree:
             shared = [part for part, spec in method.personalization.parts.items() if spec.scope in PASSES[height.name]]
             owner_C = [{part: own[part] for part in shared} for own in owner_C]
             node_M = height.parent_C[node_M]
-            whole_K = [
-                {
-                    part: whole(method, part, trees.count(state.parts[part]), *_among(node_M == n, sites, held))
-                    for part in shared
-                }
-                for n in range(height.num_nodes)
-            ]
+            whole_K = []
+            for n in range(height.num_nodes):
+                below_n = np.flatnonzero(node_M == n).tolist()
+                own = [sites[m] for m in below_n], [held[m] for m in below_n]
+                whole_K.append({part: whole(method, part, trees.count(state.parts[part]), *own) for part in shared})
             nodes = Nodes(
                 experiment,
                 height,
@@ -460,7 +453,7 @@ class Tree:
                 size_C,
                 whole_K,
                 mine,
-                sent or [nothing_sent(state.parts, shared)] * height.num_nodes,
+                sent or [InTransit.nobody({part: state.parts[part] for part in shared})] * height.num_nodes,
                 state.parts,
                 state.stepped,
                 moment,
@@ -469,9 +462,9 @@ class Tree:
             self.tiers.append(nodes)
             below, owner_C, size_C = nodes, nodes.owner, np.bincount(node_M, size_M).astype(np.int64)
         self.top, self.moment = nodes, moment
-        shared = [part for part in nodes.owner[0] if part not in nodes.own[0].bank]
-        (waiting,) = state.sent[-1] or (nothing_sent(state.parts, shared),)
-        self.late = LateChildren(experiment.method.cloud_clock, waiting)
+        owned = {part: state.parts[part] for part in nodes.owner[0] if part not in nodes.own[0].bank}
+        (waiting,) = state.sent[-1] or (InTransit.nobody(owned),)
+        self.late = LateChildren(method.cloud_clock, waiting)
         """Of the cloud."""
         self.rows_heard: list[Rows] = []
         self.seconds = 0.0
@@ -528,10 +521,3 @@ class Tree:
         all of it is at edges."""
         owning = [nodes.own for nodes in self.tiers if part in nodes.own[0].bank]
         return next(iter(owning), self.rows_heard if part in self.top.owner[0] else None)
-
-
-def _among(
-    mask_M: BoolArray, sites: Sequence[Site], held: Sequence[Mapping[str, SiteRows]]
-) -> tuple[list[Site], list[Mapping[str, SiteRows]]]:
-    chosen = np.flatnonzero(mask_M).tolist()
-    return [sites[m] for m in chosen], [held[m] for m in chosen]
