@@ -59,7 +59,7 @@ class Exchange(NamedTuple):
 
 
 class Unlearned(Settings):
-    """A policy that remembers nothing."""
+    """A policy of the cloud that remembers nothing."""
 
     adaptive: ClassVar[bool] = False
 
@@ -67,8 +67,8 @@ class Unlearned(Settings):
         """Return the empty state."""
         return NoState()
 
-    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray | None = None) -> NoState:
-        """Learn nothing, be it of members or of those that were selected."""
+    def learn(self, state: NoState, evidence: Evidence) -> NoState:
+        """Learn nothing."""
         return state
 
 

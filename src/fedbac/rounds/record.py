@@ -175,7 +175,7 @@ class Reported(NamedTuple):
         """Return what these reports say."""
         alike = [[getattr(report, name.removesuffix("_M")) for report in reports] for name in cls._fields[:-2]]
         waiting = [None if report.waiting is None else len(report.waiting) for report in reports]
-        return cls(*alike, [report.seconds or 0.0 for report in reports], waiting)
+        return cls(*[*alike, [report.seconds or 0.0 for report in reports], waiting])
 
     def loss(self, size_M: Sequence[int]) -> float | None:
         """Return the mean training loss over the sites that trained, weighted by their data; None when all failed."""

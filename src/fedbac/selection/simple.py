@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedbac.core import bandits
-from fedbac.core.policies import NoState, Unlearned
+from fedbac.core.policies import NoState
 from fedbac.core.queries import Ask, Evidence, Loss, Query, Statistic
 from fedbac.core.rng import Rng
 from fedbac.core.settings import BoolArray, FloatArray, Settings
@@ -36,7 +36,19 @@ def largest(score_N: FloatArray, fraction: float, evidence: Evidence, rng: Rng) 
     return bandits.top(score_N, bandits.budget(fraction, score_N.size), evidence.size_N > 0, rng)
 
 
-class Random(Unlearned, Selection):
+class _ByChance(Selection):
+    adaptive: ClassVar[bool] = False
+
+    def init(self, num_members: int) -> NoState:
+        """Return the empty state."""
+        return NoState()
+
+    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
+        """Learn nothing."""
+        return state
+
+
+class Random(_ByChance):
     """B = max(1, ⌊p·N_m⌋) clients, drawn without replacement; p = 1 is full participation."""
 
     kind: Literal["random"] = "random"
@@ -52,7 +64,7 @@ class Random(Unlearned, Selection):
         return bandits.draw(size_N.astype(np.float64), bandits.budget(self.fraction, size_N.size), size_N > 0, rng)
 
 
-class Poisson(Unlearned, Selection):
+class Poisson(_ByChance):
     """Every client by itself with probability p; perhaps nobody. What ``method.privacy`` counts as sampling."""
 
     kind: Literal["poisson"] = "poisson"
