@@ -42,8 +42,7 @@ class GroupMeasurement:
         if among is not None and weight_G[counts_G := np.isin(self.clients, among)].any():
             value_VG, weight_G = value_VG[:, counts_G], weight_G[counts_G]
         if self.by_median and self.clients and weight_G.any():
-            median_V: FloatArray = np.median(value_VG[:, weight_G > 0], axis=1)
-            return median_V
+            return np.median(value_VG[:, weight_G > 0], axis=1)
         return weighted(value_VG, weight_G)
 
     def together(self) -> Measured:
@@ -370,8 +369,7 @@ def _mean(value_N: FloatArray, site: Site) -> FloatArray:
     trained_N = np.isfinite(value_N).reshape(len(value_N), -1).all(1)
     if not trained_N.any():
         return np.full(value_N.shape[1:], np.nan)
-    mean: FloatArray = np.average(value_N[trained_N], axis=0, weights=site.size_N[trained_N])
-    return mean
+    return np.average(value_N[trained_N], axis=0, weights=site.size_N[trained_N])
 
 
 def gram(update_N: Tensor, present_N: IntArray, count: int) -> FloatArray:

@@ -77,8 +77,7 @@ class Poisson(_ByChance):
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Toss a coin for every client."""
-        drawn: BoolArray = (rng.random(evidence.size_N.size) < self.fraction) & (evidence.size_N > 0)
-        return drawn
+        return (rng.random(evidence.size_N.size) < self.fraction) & (evidence.size_N > 0)
 
 
 CURRENT = Loss("received", each=True)
