@@ -183,17 +183,14 @@ def together(reports: Sequence[TrainReport]) -> TrainReport:
         traffic.merge(report.traffic)
         weight |= {part: np.where(new > 0, new, weight[part]) for part, new in report.weight.items()}
     losses = [report.loss for report in reports if np.isfinite(report.loss)]
-    selected, failed, dropped, late = (
-        tuple(sorted({client for report in reports for client in getattr(report, name)}))
+    who: dict[str, Any] = {
+        name: tuple(sorted({client for report in reports for client in getattr(report, name)}))
         for name in ("selected", "failed", "dropped", "late")
-    )
+    }
     return replace(
         reports[-1],
+        **who,
         weight=weight,
-        selected=selected,
-        failed=failed,
-        dropped=dropped,
-        late=late,
         ages=tuple(age for report in reports for age in report.ages),
         reasons={name: why for report in reports for name, why in report.reasons.items()},
         absent=all(report.absent for report in reports),
@@ -284,10 +281,8 @@ class Nodes:
 
     def _keep(self, n: int, mine: Rows) -> None:
         own = self.own[n]
-        weight, trained = (
-            {part: np.where(new[part] > 0, new[part], old) for part, old in before.items()}
-            for new, before in ((mine.weight, own.weight), (mine.trained, own.trained))
-        )
+        weight = {part: np.where(mine.weight[part] > 0, mine.weight[part], old) for part, old in own.weight.items()}
+        trained = {part: np.where(mine.trained[part] > 0, mine.trained[part], old) for part, old in own.trained.items()}
         self.own[n] = Rows({part: mine.bank[part] for part in own.bank}, own.owner, weight, trained)
 
     def _wanted(self, n: int) -> int:
@@ -363,10 +358,8 @@ class Nodes:
         rows, bank, weight, trained = heard.values(), dict(mine.bank), {}, {}
         for part, before in mine.bank.items():
             place_R = np.concatenate([self._places(n, part, one.owner[part]) for one in rows])
-            weight_R, trained_R = (
-                np.concatenate([which[part] for which in each])
-                for each in ([one.weight for one in rows], [one.trained for one in rows])
-            )
+            weight_R = np.concatenate([one.weight[part] for one in rows])
+            trained_R = np.concatenate([one.trained[part] for one in rows])
             new_R = np.bincount(place_R, trained_R, self.owner[n][part].size).astype(np.float64)
             # A row that nobody trained this time keeps what it had, and its weight.
             trained[part] = np.where(new_R > 0, new_R, mine.trained[part])
