@@ -82,8 +82,7 @@ class Bucketing(Settings):
         bits_C = torch.stack([piece.sum(1, dtype=torch.int64) for piece in pieces]).sum(0).cpu().numpy()
         order = np.argsort(bits_C, kind="stable")
         seed = int(bits_C.astype(np.uint64).sum() >> np.uint64(1))
-        drawn: IntArray = order[stream(seed, "buckets").permutation(len(order))]
-        return drawn
+        return order[stream(seed, "buckets").permutation(len(order))]
 
     def means(self, change_CD: Tensor, order: IntArray) -> Tensor:
         """Return the mean of each bucket."""

@@ -64,8 +64,7 @@ class _Late(Settings):
 
     def discount(self, age_C: FloatArray) -> FloatArray:
         """Return (1 + age)^(−a)."""
-        discounted: FloatArray = (1.0 + age_C) ** -self.exponent
-        return discounted
+        return (1.0 + age_C) ** -self.exponent
 
 
 class Buffered(_Late):

@@ -104,8 +104,7 @@ class Federation:
 
     def at(self, experiment: Experiment, round_: int) -> "Federation":
         """Return it as it is in a round (``task.changes``)."""
-        held = experiment.task.held(experiment.seed, round_)
-        shards = self.shards.dealt(*held)
+        shards = self.shards.dealt(*experiment.task.held(experiment.seed, round_))
         sites = _sites(experiment, shards, self.dataset.num_classes)
         return replace(self, shards=shards, sites=sites, examples=replace(self.examples, shards=shards))
 

@@ -26,7 +26,6 @@ class SmolLM2(Settings):
 
     kind: Literal["smollm2"] = "smollm2"
     reads_tokens: ClassVar[bool] = True
-    pretrained: ClassVar[bool] = True
     weights: Precision = "float32"
     """Precision of its weights; ``bfloat16`` is for frozen ones on GPUs."""
 

@@ -1,7 +1,7 @@
 """Differential privacy of a run (``method.privacy``): what is promised, what noise keeps it, and what has been spent.
 
 Everything here is arithmetic on declared numbers. The noise itself is added where updates are summed
-(``core/release.py``), at clients by their link, or within local training (``local/vmapped.py``).
+(``rounds/privacy.py``), at clients by their link, or within local training (``local/vmapped.py``).
 """
 
 import math

@@ -49,7 +49,7 @@ from fedbac.contracts import (
     check_topology,
     check_transform,
 )
-from fedbac.contracts.common import difference, reloaded
+from fedbac.contracts.common import check_reload, difference
 from fedbac.core.policies import SelectionPolicy
 from fedbac.core.rng import stream
 from fedbac.core.settings import FloatArray
@@ -229,7 +229,7 @@ NUMBERS = np.arange(3.0)
 def test_any_named_tuple_of_arrays_survives_a_checkpoint(state: Memory) -> None:
     """Nobody writes to a state, so a policy of the user's may hold a single number, or one array in two places."""
     template = Memory(np.zeros_like(state.left), np.zeros_like(state.right))
-    assert difference(reloaded(state, template), state) is None
+    assert difference(check_reload("Memory", state, template), state) is None
 
 
 def test_a_promise_holds_for_subclasses_with_settings_of_their_own() -> None:

@@ -308,8 +308,7 @@ def load(folder: Path | str) -> Any:
 
 def report(runs: StoredRun | Sequence[StoredRun], path: Path | str = "report.html") -> Path:
     """Write the report of runs, one self-contained page, and return its path."""
-    package = import_module("fedbac.report")
-    written: Path = package(runs, path)  # type: ignore[operator]
+    written: Path = import_module("fedbac.report")(runs, path)  # type: ignore[operator]
     return written
 
 

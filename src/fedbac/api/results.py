@@ -203,8 +203,7 @@ class Runs(Sequence[Run]):
 
     def to_frame(self, per: Per = "round") -> "DataFrame":
         """Return the records of all runs as one pandas frame: a row per run and round, or per run, round and edge."""
-        found: DataFrame = pandas().DataFrame(rows(self, self.labels, per))
-        return found
+        return pandas().DataFrame(rows(self, self.labels, per))
 
     def to_table(
         self,

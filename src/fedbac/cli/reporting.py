@@ -181,12 +181,13 @@ Form = StrEnum("Form", ["LATEX", "MARKDOWN", "CSV"])
 """How a table is written."""
 Per = StrEnum("Per", {"ROUND": "round", "EDGE": "edge"})
 """What a row is about."""
+RunsArgument = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")
+]
 
 
 def export(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")
-    ],
+    folders: RunsArgument,
     format_: Annotated[Format, typer.Option("--format", help="What to write: csv or parquet.")] = Format.CSV,
     per: Annotated[Per, typer.Option("--per", help="What a row is: a round, or an edge in a round.")] = Per.ROUND,
     out_file: Annotated[
@@ -228,9 +229,7 @@ def export(
 
 
 def table(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that contain run folders.")
-    ],
+    folders: RunsArgument,
     columns: Annotated[
         str, typer.Option("--columns", help=f"Numbers to show, with commas between: {', '.join(PAPER_COLUMNS)}.")
     ] = "accuracy,worst_edge",

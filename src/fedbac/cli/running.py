@@ -245,11 +245,8 @@ def tune(
     from fedbac.runs.sweep import values_of
 
     settings, data_folder = chosen(settings, network, data)
-    out, inputs = (
-        out_folder or Path("runs") / shortened(f"tune-{_source(names, task, data)}"),
-        Inputs(data_folder=data_folder),
-    )
-    jobs = jobs or num_cores()
+    out = out_folder or Path("runs") / shortened(f"tune-{_source(names, task, data)}")
+    inputs, jobs = Inputs(data_folder=data_folder), jobs or num_cores()
     own = changed(device=device, trainer=trainer, precision=precision, workers=None if jobs == 1 else 1)
     own = with_settings(own, settings)
     check_ready((), own, inputs)

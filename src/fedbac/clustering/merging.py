@@ -261,8 +261,7 @@ class Merging(OneClusterFirst):
     def _unit(self, loss_N: FloatArray, evidence: Evidence) -> FloatArray:
         """λ_m."""
         untrained = self.untrained_loss or math.log(evidence.num_classes)
-        unit_N: FloatArray = np.maximum(np.minimum(untrained - loss_N, loss_N), LEAST_UNIT)
-        return unit_N
+        return np.maximum(np.minimum(untrained - loss_N, loss_N), LEAST_UNIT)
 
 
 def _are_together(state: MergingState) -> bool:
@@ -272,8 +271,7 @@ def _are_together(state: MergingState) -> bool:
 
 def _own(evidence: Evidence) -> FloatArray:
     """L_m^(k_m)."""
-    own_N: FloatArray = np.take_along_axis(evidence[OCCUPIED], evidence.labels[:, None], axis=1)[:, 0]
-    return own_N
+    return np.take_along_axis(evidence[OCCUPIED], evidence.labels[:, None], axis=1)[:, 0]
 
 
 def _brought(before_N: IntArray, after_N: IntArray, size_N: IntArray) -> FloatArray | None:

@@ -111,8 +111,7 @@ class Agglomerative(_FromUpdates):
         if self.threshold is not None:
             return fcluster(joins, self.threshold, "distance").astype(np.int64) - 1
         count = widest_gap(joins[:, 2]) if self.num_clusters is None else min(self.num_clusters, len(gram_NN))
-        cut_N: IntArray = cut_tree(joins, [count])[:, 0].astype(np.int64)
-        return cut_N
+        return cut_tree(joins, [count])[:, 0].astype(np.int64)
 
 
 def widest_gap(height_J: FloatArray) -> int:

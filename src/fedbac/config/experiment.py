@@ -666,8 +666,7 @@ def _not_sums(task: Task, method: Method) -> Iterator[str]:
         yield "method.cloud_aggregation.secret: the cloud sees edges' averages; set secret in method.aggregation alone"
     if task.liars is not None and task.liars.attack == "losses":
         yield f"task.world.liars tells lies about single clients' losses, {only}; use another attack"
-    for edges in method.topology.sites(task.num_edges):
-        num = sum(task.clients()[edge] for edge in edges)
+    for num in site_sizes(task, method):
         if (chosen := budget(method.selection.fraction, num)) < rule.threshold:
             yield (
                 f"method.aggregation.threshold is {rule.threshold}, but of {num} clients that meet at a site {chosen} "

@@ -129,14 +129,10 @@ def check_adaptive(who: str, adaptive: object, begin: Any, end: Any) -> None:
     )
 
 
-def reloaded(state: Any, template: Any) -> Any:
-    """Return a state after a trip through the bytes of a checkpoint, with a first state as the template."""
-    return unflatten(template, safetensors.torch.load(safetensors.torch.save(flatten(state, "state"))), "state")
-
-
 def check_reload(who: str, state: Any, template: Any) -> Any:
-    """Return a state after that trip if it is the same."""
-    loaded = reloaded(state, template)
+    """Return a state after a trip through the bytes of a checkpoint, with a first one as the template, if it is the
+    same."""
+    loaded = unflatten(template, safetensors.torch.load(safetensors.torch.save(flatten(state, "state"))), "state")
     lost = difference(state, loaded)
     require(not lost, f"{who}: field {lost} of its state does not survive a checkpoint")
     return loaded

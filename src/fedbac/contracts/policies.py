@@ -125,8 +125,7 @@ class MadeUpWorld:
 
     def _idle(self, t: int) -> BoolArray:
         """Return who did not train: some, and in some rounds nobody did."""
-        idle_N: BoolArray = (stream(0, "idle", t).random(self._num) < 0.1) | (t % 13 == 6)
-        return idle_N
+        return (stream(0, "idle", t).random(self._num) < 0.1) | (t % 13 == 6)
 
     @property
     def _num(self) -> int:

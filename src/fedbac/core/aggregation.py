@@ -129,18 +129,15 @@ class EdgeAverage:
         }
 
 
-class Shares:
-    """The shares of clients where their weights are; parts that are shared alike use the same ones."""
+Shares = dict[tuple[bytes, torch.dtype, torch.device], Tensor]
+"""Shares of clients where their weights are; parts that are shared alike use the same ones."""
 
-    def __init__(self) -> None:
-        self.there: dict[tuple[bytes, torch.dtype, torch.device], Tensor] = {}
 
-    def beside(self, share_C: FloatArray, matrix_C: Tensor) -> Tensor:
-        """Return the shares as the rows of a matrix want them."""
-        key = share_C.tobytes(), matrix_C.dtype, matrix_C.device
-        if key not in self.there:
-            self.there[key] = trees.onto(share_C, matrix_C.device, matrix_C.dtype)
-        return self.there[key]
+def _beside(shares: Shares, share_C: FloatArray, matrix_C: Tensor) -> Tensor:
+    key = share_C.tobytes(), matrix_C.dtype, matrix_C.device
+    if key not in shares:
+        shares[key] = trees.onto(share_C, matrix_C.device, matrix_C.dtype)
+    return shares[key]
 
 
 class Block(NamedTuple):
@@ -171,7 +168,7 @@ class RowSums:
         """The rows as they will be; copies are there as soon as they come. A single row that is summed needs none."""
         return trees.rows(self.before).clone()
 
-    def block(self, matrix_C: Tensor, clients: slice, healthy_C: BoolArray, shares: "Shares") -> Block:
+    def block(self, matrix_C: Tensor, clients: slice, healthy_C: BoolArray, shares: Shares) -> Block:
         """Return what some clients add."""
         row_C, share_C = self.row_C[clients], np.where(healthy_C, self.share_C[clients], 0.0)
         alone = self.count_R[row_C] == 1
@@ -179,7 +176,7 @@ class RowSums:
         for row in sorted(set(row_C[~alone].tolist())):
             among = row_C == row
             mine = matrix_C if among.all() else matrix_C[trees.onto(np.flatnonzero(among), matrix_C.device)]
-            total = trees.product(shares.beside(share_C[among], mine), mine).double()
+            total = trees.product(_beside(shares, share_C[among], mine), mine).double()
             sums[row] = self.sums[row] + total if row in self.sums else total
         looks = [total.sum() for total in sums.values()]
         if not alone.any():

@@ -219,15 +219,11 @@ def checked_clusters(policy: Any, answer: Any, num_members: int) -> int:
 
 def checked_notes(column: str, policy: Any, notes: Any) -> Mapping[str, float]:
     """Return a policy's numbers for the record if they are single numbers by name."""
-    good = isinstance(notes, Mapping) and all(
-        isinstance(name, str) and isinstance(_single(value), Real) for name, value in notes.items()
-    )
+    good = isinstance(notes, Mapping) and all(isinstance(name, str) for name in notes)
+    for value in notes.values() if good else ():
+        good &= isinstance(value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value, Real)
     _require(good, f"{_named(column, policy)}: notes() must return single numbers by name, not {notes!r}")
     return cast(Mapping[str, float], notes)
-
-
-def _single(value: Any) -> Any:
-    return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def checked_labels(policy: Any, verb: str, label_N: Any, num_members: int, num_clusters: int) -> IntArray:
@@ -430,14 +426,11 @@ def _check_followers(who: str, scheme: Any) -> None:
         known = part.returns_as is None or part.returns_as in scheme.parts
         _require(known, f"{who}: part {name!r} cannot return as {part.returns_as!r}, which is none of its parts")
         leader = scheme.parts.get(part.follows)
-        good = part.follows is None or (leader is not None and leader.scope == "cloud" and _alike(leader, part))
+        same = leader is not None and (leader.layers, leader.matching) == (part.layers, part.matching)
         _require(
-            good, f"{who}: part {name!r} must follow a part of the cloud with the same layers, not {part.follows!r}"
+            part.follows is None or (same and leader.scope == "cloud"),
+            f"{who}: part {name!r} must follow a part of the cloud with the same layers, not {part.follows!r}",
         )
-
-
-def _alike(part: Part, other: Part) -> bool:
-    return part.layers == other.layers and part.matching == other.matching
 
 
 def _check_terms(who: str, scheme: Any, networks: tuple[str, ...]) -> None:

@@ -7,8 +7,7 @@ from fedbac.core.settings import BoolArray, FloatArray
 
 def known(gram_NN: FloatArray) -> BoolArray:
     """Return which members have an update."""
-    known_N: BoolArray = np.isfinite(np.diagonal(gram_NN))
-    return known_N
+    return np.isfinite(np.diagonal(gram_NN))
 
 
 def cosines(gram_NN: FloatArray) -> FloatArray:
@@ -26,8 +25,7 @@ def distances(gram_NN: FloatArray) -> FloatArray:
     square_N = np.diagonal(gram_NN)
     square_NN = np.add.outer(square_N, square_N) - 2 * gram_NN
     np.fill_diagonal(square_NN, 0.0)
-    distance_NN: FloatArray = np.sqrt(np.maximum(square_NN, 0.0))
-    return distance_NN
+    return np.sqrt(np.maximum(square_NN, 0.0))
 
 
 def coordinates(gram_NN: FloatArray) -> FloatArray:

@@ -82,8 +82,7 @@ class Liars(Settings):
 def _drawn(who: float | tuple[int, ...], of: IntArray, seed: int, purpose: str, *address: int) -> IntArray:
     if isinstance(who, tuple):
         return np.array(who, dtype=np.int64)
-    drawn: IntArray = stream(seed, purpose, *address).permutation(of)[: round(who * of.size)]
-    return drawn
+    return stream(seed, purpose, *address).permutation(of)[: round(who * of.size)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,15 +15,34 @@ from fedbac.errors import PolicyError
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """Updates of clients on their way to their site, a row each."""
+class _UnderWay:
+    """What is on its way, a row each."""
 
     child_W: IntArray
-    """The place of the client at its site."""
+    """Whose it is: the place of a client at its site, or the number of a site or a node."""
     due_W: FloatArray
     """Seconds until it arrives, from the beginning of the round."""
     began_W: IntArray
     """The number of the average from which it started."""
+
+    def __len__(self) -> int:
+        return self.child_W.size
+
+    def later(self, seconds: float) -> Self:
+        """Return them after so many seconds."""
+        return replace(self, due_W=self.due_W - seconds)
+
+    def _some(self, places: IntArray) -> dict[str, Any]:
+        return {name: value[places] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+
+    def _and(self, other: Self) -> dict[str, Any]:
+        return {n: np.concatenate([v, vars(other)[n]]) for n, v in vars(self).items() if isinstance(v, np.ndarray)}
+
+
+@dataclass(frozen=True)
+class Waiting(_UnderWay):
+    """Updates of clients on their way to their site."""
+
     size_W: IntArray
     """The examples behind it."""
     loss_W: FloatArray
@@ -38,23 +57,15 @@ class Waiting:
         whole, real = np.zeros(0, dtype=np.int64), np.zeros(0)
         return cls(whole, real, whole, whole, real, real, trees.part_rows(parts, slice(0, 0)))
 
-    def __len__(self) -> int:
-        return self.child_W.size
-
     def of(self, mask_W: BoolArray) -> "Waiting":
         """Return some of them."""
         places = np.flatnonzero(mask_W)
-        columns = {name: value[places] for name, value in vars(self).items() if name != "change_W"}
-        return Waiting(**columns, change_W={part: trees.select(v, places) for part, v in self.change_W.items()})
+        change_W = {part: trees.select(v, places) for part, v in self.change_W.items()}
+        return Waiting(**self._some(places), change_W=change_W)
 
     def joined(self, other: "Waiting") -> "Waiting":
         """Return these and others."""
-        columns = {n: np.concatenate([v, vars(other)[n]]) for n, v in vars(self).items() if n != "change_W"}
-        return Waiting(**columns, change_W=trees.join_parts([self.change_W, other.change_W]))
-
-    def later(self, seconds: float) -> "Waiting":
-        """Return them after so many seconds."""
-        return replace(self, due_W=self.due_W - seconds)
+        return Waiting(**self._and(other), change_W=trees.join_parts([self.change_W, other.change_W]))
 
 
 class RowsInTransit(NamedTuple):
@@ -85,14 +96,9 @@ class RowsInTransit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InTransit:
+class InTransit(_UnderWay):
     """Averages of sites or nodes on their way to what is above them."""
 
-    child_W: IntArray
-    due_W: FloatArray
-    """Seconds until it arrives, from the beginning of the round."""
-    began_W: IntArray
-    """The number of the average from which it started."""
     loss_W: FloatArray
     """The mean loss in training."""
     rows: Mapping[str, RowsInTransit]
@@ -105,23 +111,15 @@ class InTransit:
         rows = {p: RowsInTransit(whole, whole, real, real, trees.select(own, whole)) for p, own in parts.items()}
         return cls(whole, real, whole, real, rows)
 
-    def __len__(self) -> int:
-        return self.child_W.size
-
     def of(self, mask_W: BoolArray) -> "InTransit":
         """Return some of them."""
         places = np.flatnonzero(mask_W)
-        columns = {name: value[places] for name, value in vars(self).items() if name != "rows"}
-        return InTransit(**columns, rows={part: mine.of(places) for part, mine in self.rows.items()})
+        return InTransit(**self._some(places), rows={part: mine.of(places) for part, mine in self.rows.items()})
 
     def joined(self, other: "InTransit") -> "InTransit":
         """Return these and others."""
-        columns = {n: np.concatenate([v, vars(other)[n]]) for n, v in vars(self).items() if n != "rows"}
-        return InTransit(**columns, rows={part: v.joined(other.rows[part], len(self)) for part, v in self.rows.items()})
-
-    def later(self, seconds: float) -> "InTransit":
-        """Return them after so many seconds."""
-        return replace(self, due_W=self.due_W - seconds)
+        rows = {part: mine.joined(other.rows[part], len(self)) for part, mine in self.rows.items()}
+        return InTransit(**self._and(other), rows=rows)
 
 
 @dataclass(frozen=True)
@@ -182,20 +180,8 @@ class State:
 
     def misfit(self, template: "State") -> str | None:
         """Return what no state of the same run can hold; what policies remember may grow, and they know its range."""
-        shaped = (
-            "parts",
-            "label_N",
-            "moved_N",
-            "used_K",
-            "trained",
-            "momentum_M",
-            "links_M",
-            "steps",
-            "first",
-            "longest",
-            "nodes",
-        )
-        for name in shaped:
+        shaped = "parts label_N moved_N used_K trained momentum_M links_M steps first longest nodes"
+        for name in shaped.split():
             own, other = (arrays(getattr(state, name), name) for state in (self, template))
             for (path, found), (_, wanted) in zip(own, other, strict=True):
                 if (found.dtype, tuple(found.shape)) != (wanted.dtype, tuple(wanted.shape)):

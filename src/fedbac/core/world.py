@@ -30,8 +30,7 @@ class Profile(NamedTuple):
         """Return how long each client takes to receive a model, train on so many examples, and send its update."""
         receiving_N = down_bytes * BITS / (MEGA * self.down_N)
         sending_N = up_bytes * BITS / (MEGA * self.up_N)
-        total_N: FloatArray = receiving_N + examples_N / self.speed_N + sending_N
-        return total_N
+        return receiving_N + examples_N / self.speed_N + sending_N
 
 
 class World(Settings):

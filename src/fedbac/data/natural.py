@@ -210,27 +210,26 @@ def _next_characters(texts: Sequence[Text], groups: Mapping[str, str], stride: i
     common = Counter("".join(one.text for one in texts if one.client is not None).lower())
     known = sorted(letter for letter, count in common.items() if count >= SELDOM)
     place = {letter: 1 + index for index, letter in enumerate(known)}
+    letters = [np.array([place.get(letter, 0) for letter in one.text.lower()]) for one in texts]
+    windows = [np.lib.stride_tricks.sliding_window_view(one, CONTEXT + 1)[::stride] for one in letters]
+    train, test, tiers = held(texts, windows, groups)
+    rows = np.eye(1 + len(known), dtype=np.uint8) * 255
+    return rows[train[:, None, :-1]], train[:, -1], rows[test[:, None, :-1]], test[:, -1], tiers
+
+
+def held(texts: Sequence[Text], rows: Sequence[Array], groups: Mapping[str, str]) -> tuple[Array, Array, Tiers]:
+    """Return the rows that were made of each text, for training and for the test, and who holds which."""
     edges = list(dict.fromkeys(one.edge for one in texts))
     holders = sorted({(edges.index(one.edge), one.client) for one in texts if one.client is not None})
-    x: dict[bool, list[Array]] = {True: [], False: []}
-    holder: dict[bool, list[Array]] = {True: [], False: []}
-    for one in texts:
-        tested, edge = one.client is None, edges.index(one.edge)
-        letters = np.array([place.get(letter, 0) for letter in one.text.lower()])
-        windows = np.lib.stride_tricks.sliding_window_view(letters, CONTEXT + 1)[::stride]
-        x[tested].append(windows)
-        who = edge if one.client is None else holders.index((edge, one.client))
-        holder[tested].append(np.full(len(windows), who))
-    rows = np.eye(1 + len(known), dtype=np.uint8) * 255
-    train, test = np.concatenate(x[False]), np.concatenate(x[True])
-    tiers = Tiers(
-        np.concatenate(holder[False]),
-        np.concatenate(holder[True]),
-        np.array([edge for edge, _ in holders]),
-        tuple(edges),
-        tuple(groups[edge] for edge in edges) if groups else (),
-    )
-    return rows[train[:, None, :-1]], train[:, -1], rows[test[:, None, :-1]], test[:, -1], tiers
+    halves = []
+    for tested in (False, True):
+        mine = [(one, own) for one, own in zip(texts, rows, strict=True) if (one.client is None) == tested]
+        at = [edges.index(one.edge) for one, _ in mine]
+        who = at if tested else [holders.index((m, one.client or 0)) for m, (one, _) in zip(at, mine, strict=True)]
+        halves.append((np.concatenate([own for _, own in mine]), np.repeat(who, [len(own) for _, own in mine])))
+    (train, client), (test, edge) = halves
+    known = tuple(groups[name] for name in edges) if groups else ()
+    return train, test, Tiers(client, edge, np.array([m for m, _ in holders]), tuple(edges), known)
 
 
 def _json(path: Path) -> Any:

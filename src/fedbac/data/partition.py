@@ -168,8 +168,7 @@ def _edge_shares(rng: Rng, num_edges: int, num_classes: int, config: Partition) 
     num_draws = config.edge_distributions or num_edges
     share_DC = proportions(rng, num_draws, num_classes, config.dirichlet_server, config.mode)
     draw_M = np.arange(num_edges) % num_draws
-    shared: FloatArray = share_DC[draw_M] / np.bincount(draw_M)[draw_M, None]
-    return shared
+    return share_DC[draw_M] / np.bincount(draw_M)[draw_M, None]
 
 
 def _largest_remainder(total: int, share_M: FloatArray) -> IntArray:

@@ -99,7 +99,7 @@ def _refuse_beyond(name: str, place: int, indices: IntArray, limit: int | None) 
 
 def _refuse_repeats(what: str, groups: Sequence[IntArray]) -> None:
     """Refuse a number that is twice in a group."""
-    all_R, group_R = _joined(groups), _group_of(groups)
+    all_R, group_R = _joined(groups), np.repeat(np.arange(len(groups)), [group.size for group in groups])
     order = np.lexsort((all_R, group_R))
     all_R, group_R = all_R[order], group_R[order]
     twice = np.flatnonzero((all_R[1:] == all_R[:-1]) & (group_R[1:] == group_R[:-1]))
@@ -110,11 +110,6 @@ def _refuse_repeats(what: str, groups: Sequence[IntArray]) -> None:
 
 def _joined(groups: Sequence[IntArray]) -> IntArray:
     return np.concatenate(groups) if groups else np.zeros(0, dtype=np.int64)
-
-
-def _group_of(groups: Sequence[IntArray]) -> IntArray:
-    """Return of each number in groups that are joined the group that it is from."""
-    return np.repeat(np.arange(len(groups)), [group.size for group in groups])
 
 
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbac.data.datasets import Array, Tiers
-from fedbac.data.natural import FAMILIES, PARTS, udhr_texts
+from fedbac.data.datasets import Array
+from fedbac.data.natural import FAMILIES, held, udhr_texts
 from fedbac.data.readers import Natural
 from fedbac.language import tokens_of
 from fedbac.losses import IGNORED
@@ -20,18 +20,7 @@ def read_udhr_tokens(paths: Sequence[Path], groups: Mapping[str, Sequence[str]] 
     texts = udhr_texts(paths, groups)
     rows = [_windows(tokens) for tokens in tokens_of([one.text for one in texts])]
     family = {code: group for group, codes in groups.items() for code in codes}
-    edges = list(dict.fromkeys(one.edge for one in texts))
-    halves = []
-    for tested in (False, True):
-        mine = [(one, row) for one, row in zip(texts, rows, strict=True) if (one.client is None) == tested]
-        who = [edges.index(one.edge) if one.client is None else PARTS * edges.index(one.edge) + one.client
-               for one, _ in mine]  # fmt: skip
-        holder = np.repeat(who, [len(row) for _, row in mine])
-        halves.append((np.concatenate([row for _, row in mine]), holder))
-    (train, client), (test, edge) = halves
-    tiers = Tiers(
-        client, edge, np.repeat(np.arange(len(edges)), PARTS), tuple(edges), tuple(family[edge] for edge in edges)
-    )
+    train, test, tiers = held(texts, rows, family)
     return _read(train), train[:, 1:], _read(test), test[:, 1:], tiers
 
 

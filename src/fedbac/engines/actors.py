@@ -23,8 +23,7 @@ def deal(loads: Sequence[int], actors: int) -> list[list[int]]:
     next one; each has one at least."""
     dealt: list[list[int]] = [[] for _ in range(actors)]
     for site in sorted(range(len(loads)), key=lambda site: (-loads[site], site)):
-        least = min(dealt, key=lambda mine: (sum(loads[one] for one in mine), len(mine)))
-        least.append(site)
+        min(dealt, key=lambda mine: (sum(loads[one] for one in mine), len(mine))).append(site)
     return [sorted(mine) for mine in dealt]
 
 

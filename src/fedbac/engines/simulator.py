@@ -58,11 +58,8 @@ class Chunks:
     """Puts clients through a trainer chunk by chunk and averages them as they come back."""
 
     def __init__(self, trainer: Trainer, memory: float | None, sharers: int) -> None:
-        self.trainer = trainer
-        self.memory = memory
-        """Bytes; ``default_memory`` when not given."""
-        self.sharers = sharers
-        """How many processes share it."""
+        self.trainer, self.memory, self.sharers = trainer, memory, sharers
+        """Bytes, ``default_memory`` when not given, and how many processes share them."""
         self.most: int | None = None
         """Clients in a chunk; None before the first."""
         self.unsent: dict[int, list[Trained]] = {}
@@ -236,13 +233,10 @@ class Simulator:
         memory_gib: float | None = None,
         sharers: int = 1,
     ) -> None:
-        self.experiment = experiment
-        self.sites = sites
-        self.trainer = trainer
+        self.experiment, self.sites, self.trainer = experiment, sites, trainer
         self.hooked = adjusted(trainer, experiment.method.personalization)
         self.chunks = Chunks(self.hooked, None if memory_gib is None else memory_gib * GIB, sharers)
-        self.path = trainer.path
-        self.device = trainer.device
+        self.path, self.device = trainer.path, trainer.device
         self.keeps: frozenset[Scope] = frozenset()
 
     def train(self, orders: Sequence[TrainOrder]) -> list[TrainReport]:

@@ -378,9 +378,8 @@ def train(
     velocity_in = None if velocity_JPD is None else _shaped("velocity_JPD", velocity_JPD, np.float32, size)
     shift = None if shift_JPD is None else _shaped("shift_JPD", shift_JPD, np.float32, size)
     velocity_out = np.empty(size, np.float32) if return_velocity else None
-    weight_decay, l2 = (
-        np.ascontiguousarray(np.broadcast_to(value, num_parts), np.float32) for value in (sgd.weight_decay, sgd.l2)
-    )
+    weight_decay = np.ascontiguousarray(np.broadcast_to(sgd.weight_decay, num_parts), np.float32)
+    l2 = np.ascontiguousarray(np.broadcast_to(sgd.l2, num_parts), np.float32)
     rate = np.ascontiguousarray(np.broadcast_to(sgd.learning_rate, num_jobs), np.float32)
     spans = [slice(None)] * num_parts if sgd.moving is None else sgd.moving
     moving = np.array([span.indices(layers.num_parameters)[:2] for span in spans], np.int64).reshape(num_parts, 2)
@@ -510,9 +509,8 @@ def _argument(layers: Network, images: Images) -> ImagesArgument:
         raise ValueError(f"the network takes images of shape {expected}, not {images.pixels_NCHW.shape[1:]}")
     pixels, labels = np.ascontiguousarray(images.pixels_NCHW), np.ascontiguousarray(images.labels_N, np.int64)
     _check_range("labels_N", labels, layers.num_classes)
-    mean, std = (
-        np.broadcast_to(np.asarray(value, np.float64), layers.channels) for value in (images.mean_C, images.std_C)
-    )
+    mean = np.broadcast_to(np.asarray(images.mean_C, np.float64), layers.channels)
+    std = np.broadcast_to(np.asarray(images.std_C, np.float64), layers.channels)
     scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
     is_float = int(pixels.dtype == np.float32)
     return filled(ImagesArgument, pixels=pixels, is_float=is_float, scale=scale, shift=shift, labels=labels)

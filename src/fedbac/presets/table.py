@@ -31,15 +31,10 @@ SELECTION = {
     "contextual": "Contextual bandit",
     "resource_score": "Resource-aware",
 }
+BLENDING = ("leave_one_out", "blend", "similar", "towards_mean", "once_overfitted", "predict_towards_mean")
 SHARING = {
-    "distill": "Distillation",
-    "distill_adaptive": "Distillation",
-    "leave_one_out": "Blend",
-    "blend": "Blend",
-    "similar": "Blend",
-    "towards_mean": "Blend",
-    "once_overfitted": "Blend",
-    "predict_towards_mean": "Blend",
+    **dict.fromkeys(("distill", "distill_adaptive"), "Distillation"),
+    **dict.fromkeys(BLENDING, "Blend"),
     "mean_then_apart": "Full, then none",
 }
 """How our kinds are called in the paper's words; kinds of the user's go by their own names."""

@@ -53,7 +53,6 @@ def run_data(run: StoredRun) -> Json:
     num_clients = sum(sites)
     return {
         "seed": look_up(run.config, "experiment.seed", 0),
-        "planned": look_up(run.config, "experiment.task.rounds", len(records)),
         "last": last_rounds(run),
         "accuracy": [_scaled(record["accuracy"]) for record in records],
         "worst": [_scaled(record["accuracy_min"]) for record in records],

@@ -43,10 +43,8 @@ def _idle(group: Group) -> list[str]:
     """Return which policies of a method did not act, or acted only once."""
     run, notes = group.runs[0], []
     rounds, decisions = len(run.records), _decisions(run)
-    method, planned = (
-        look_up(run.config, "experiment.method", {}),
-        look_up(run.config, "experiment.task.rounds", rounds),
-    )
+    method = look_up(run.config, "experiment.method", {})
+    planned = look_up(run.config, "experiment.task.rounds", rounds)
     waiting = waits(method, planned)
     if still := [run for run in group.runs if _still(run)]:
         unit = look_up(still[0].config, "experiment.method.unit", "edge")

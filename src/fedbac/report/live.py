@@ -71,14 +71,8 @@ class Live:
     def __init__(self, find: Find, listening: socket.socket, path: str) -> None:
         self.follower = Follower(find)
         self.socket, self.path = listening, path
-        quiet: dict[str, Any] = {
-            "log_config": None,
-            "access_log": False,
-            "server_header": False,
-            "ws": "none",
-            "http": Bounded,
-        }
-        config = uvicorn.Config(self.app(), lifespan="on", timeout_graceful_shutdown=END_SECONDS, **quiet)
+        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "ws": "none"}
+        config = uvicorn.Config(self.app(), http=Bounded, lifespan="on", timeout_graceful_shutdown=END_SECONDS, **quiet)
         self.server = uvicorn.Server(config)
 
     def serve(self) -> None:

@@ -41,12 +41,8 @@ class PaperColumn(NamedTuple):
 
 
 def _summary(key: str) -> Callable[[StoredRun], float | None]:
-    return lambda run: run.summary[key]
-
-
-def _at(moment: str) -> Callable[[StoredRun], float | None]:
-    """Return what looks up the accuracy before or after local training, whichever a method is judged by."""
-    return lambda run: (run.summary[moment] or {}).get("accuracy")
+    """Return what looks up a number; also the accuracy before or after local training."""
+    return lambda run: (run.summary[key] or {}).get("accuracy") if key in JUDGED_AT else run.summary[key]
 
 
 def _reached(run: StoredRun) -> float | None:
@@ -59,7 +55,7 @@ COLUMNS = {
     "accuracy": PaperColumn("accuracy", _summary("accuracy")),
     "last": PaperColumn("last round", lambda run: run.records[-1]["accuracy"]),
     "best": PaperColumn("best round", _summary("accuracy_best")),
-    **{moment: PaperColumn(moment.replace("_", " "), _at(moment)) for moment in JUDGED_AT},
+    **{moment: PaperColumn(moment.replace("_", " "), _summary(moment)) for moment in JUDGED_AT},
     "worst_edge": PaperColumn("worst edge", _summary("edge_min")),
     "sigma": PaperColumn("σ over edges", _summary("edge_std"), lowest=True),
     "rounds_to_target": PaperColumn("rounds to target", _reached, share=False, lowest=True),

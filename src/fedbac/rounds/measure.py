@@ -42,8 +42,7 @@ class GroupMeasurement:
         if among is not None and weight_G[counts_G := np.isin(self.clients, among)].any():
             value_VG, weight_G = value_VG[:, counts_G], weight_G[counts_G]
         if self.by_median and self.clients and weight_G.any():
-            median_V: FloatArray = np.median(value_VG[:, weight_G > 0], axis=1)
-            return median_V
+            return np.median(value_VG[:, weight_G > 0], axis=1)
         return weighted(value_VG, weight_G)
 
     def together(self) -> Measured:
@@ -53,10 +52,8 @@ class GroupMeasurement:
 
     def one_by_one(self, site: Site) -> Measured:
         """Return a number of each model for each client of the site; of those that say nothing, none."""
-        loss_VN, accuracy_VN = (
-            np.stack([self.by_client(value_G, site) for value_G in value_VG])
-            for value_VG in (self.measured.loss_VG, self.measured.accuracy_VG)
-        )
+        loss_VN = np.stack([self.by_client(loss_G, site) for loss_G in self.measured.loss_VG])
+        accuracy_VN = np.stack([self.by_client(accuracy_G, site) for accuracy_G in self.measured.accuracy_VG])
         count_N = np.zeros(len(site.clients), dtype=np.int64)
         asked = [site.clients.index(client) for client in self.clients]
         count_N[asked] = np.where(self.weight_G > 0, self.measured.count_G, 0)
@@ -340,11 +337,10 @@ def answers_from(
             readings[Gram()] = gram(update_N, present_N, members.count)
         if SINCE_START in queries:
             label_N = before.label_N[present_N]
-            sent_N, first_N = (
-                _matrix({part: trees.select(parts[part], label_N) for part in before.first}).to(update_N.device)
-                for parts in (sent, before.first)
-            )
-            readings[SINCE_START] = gram(update_N + (sent_N - first_N), present_N, members.count)
+            sent_N = _matrix({part: trees.select(sent[part], label_N) for part in before.first})
+            first_N = _matrix({part: trees.select(stack, label_N) for part, stack in before.first.items()})
+            since_N = update_N + (sent_N.to(update_N.device) - first_N.to(update_N.device))
+            readings[SINCE_START] = gram(since_N, present_N, members.count)
         if Slope() in queries:
             owned = {part: before.parts[part] for part, spec in scheme.parts.items() if spec.scope == "cluster"}
             readings[Slope()] = slope(update_N, present_N, members.count, owned)
@@ -370,8 +366,7 @@ def _mean(value_N: FloatArray, site: Site) -> FloatArray:
     trained_N = np.isfinite(value_N).reshape(len(value_N), -1).all(1)
     if not trained_N.any():
         return np.full(value_N.shape[1:], np.nan)
-    mean: FloatArray = np.average(value_N[trained_N], axis=0, weights=site.size_N[trained_N])
-    return mean
+    return np.average(value_N[trained_N], axis=0, weights=site.size_N[trained_N])
 
 
 def gram(update_N: Tensor, present_N: IntArray, count: int) -> FloatArray:

@@ -165,30 +165,17 @@ class Reported(NamedTuple):
     dropped_M: list[tuple[int, ...]]
     late_M: list[tuple[int, ...]]
     absent_M: list[bool]
-    seconds_M: list[float]
     reasons_M: list[Mapping[str, str]]
     ages_M: list[tuple[int, ...]]
-    under_way_M: list[int | None]
+    seconds_M: list[float]
+    waiting_M: list[int | None]
 
     @classmethod
     def of(cls, reports: Sequence[TrainReport]) -> "Reported":
         """Return what these reports say."""
-        columns = [
-            (
-                r.loss,
-                r.selected,
-                r.failed,
-                r.dropped,
-                r.late,
-                r.absent,
-                r.seconds or 0.0,
-                r.reasons,
-                r.ages,
-                None if r.waiting is None else len(r.waiting),
-            )
-            for r in reports
-        ]
-        return cls(*map(list, zip(*columns, strict=True)))
+        alike = [[getattr(report, name.removesuffix("_M")) for report in reports] for name in cls._fields[:-2]]
+        waiting = [None if report.waiting is None else len(report.waiting) for report in reports]
+        return cls(*[*alike, [report.seconds or 0.0 for report in reports], waiting])
 
     def loss(self, size_M: Sequence[int]) -> float | None:
         """Return the mean training loss over the sites that trained, weighted by their data; None when all failed."""
@@ -207,13 +194,13 @@ class Reported(NamedTuple):
             **{name: [client for clients in by_site for client in clients] for name, by_site in apart.items()},
             "absent": [m for m, absent in enumerate(self.absent_M) if absent],
             **({"reasons": reasons} if reasons else {}),
-            **({} if None in self.under_way_M else self._late()),
+            **({} if None in self.waiting_M else self._late()),
         }
 
     def _late(self) -> dict[str, Any]:
         """Return how old the updates are that count, in averages of their site, and how many are on their way."""
         ages = [age for ages in self.ages_M for age in ages]
-        return {"ages": ages, "under_way": sum(number or 0 for number in self.under_way_M)}
+        return {"ages": ages, "under_way": sum(number or 0 for number in self.waiting_M)}
 
 
 def written(numbers: Iterable[float]) -> list[float | None]:

@@ -53,6 +53,8 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
 
     lowest = experiment.link_names[1]
     first = partial(first_memory, method.links.chains, method.personalization)
+    above: list[tuple[Tier, Clock, int]] = [(h.name, h.does.clock, h.num_nodes) for h in experiment.heights]
+    above.append(("cloud", method.cloud_clock, 1))
     return State(
         round=0,
         parts=parts,
@@ -73,7 +75,7 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             (InTransit.nobody({part: stack for part, stack in parts.items() if scopes[part] in PASSES[tier]}),) * count
             if clock.holds
             else ()
-            for tier, clock, count in _above(experiment)
+            for tier, clock, count in above
         ),
         links_M=tuple(first(parts, experiment.link_names[:2], len(site.clients)) for site in sites),
         steps=first_steps(method.step, method.personalization, parts, trainable),
@@ -102,12 +104,6 @@ def start(experiment: Experiment, build: Callable[[int], nn.Module], sites: Sequ
             if spec.scope in ("cloud", "cluster") and (method.cloud_aggregation or method.aggregation).needs == "all"
         },
     )
-
-
-def _above(experiment: Experiment) -> list[tuple[Tier, Clock, int]]:
-    """Return the tiers above edges with their clocks and how many nodes they have."""
-    above: list[tuple[Tier, Clock, int]] = [(h.name, h.does.clock, h.num_nodes) for h in experiment.heights]
-    return [*above, ("cloud", experiment.method.cloud_clock, 1)]
 
 
 def stepped_parts(scheme: Personalization, parts: Parts, trainable: Collection[str], tier: Tier) -> Parts:

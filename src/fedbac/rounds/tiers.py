@@ -24,7 +24,7 @@ from fedbac.core.parts import Params, Parts, moving_parts
 from fedbac.core.policies import Step
 from fedbac.core.queries import Evidence, Moment, Statistic
 from fedbac.core.rng import stream
-from fedbac.core.settings import BoolArray, FloatArray, IntArray
+from fedbac.core.settings import FloatArray, IntArray
 from fedbac.core.state import InTransit, NodeState, State
 from fedbac.core.world import BITS, EQUAL, MEGA
 from fedbac.rounds.late import NOBODY, LateChildren, unheard, untold
@@ -183,17 +183,14 @@ def together(reports: Sequence[TrainReport]) -> TrainReport:
         traffic.merge(report.traffic)
         weight |= {part: np.where(new > 0, new, weight[part]) for part, new in report.weight.items()}
     losses = [report.loss for report in reports if np.isfinite(report.loss)]
-    selected, failed, dropped, late = (
-        tuple(sorted({client for report in reports for client in getattr(report, name)}))
+    who: dict[str, Any] = {
+        name: tuple(sorted({client for report in reports for client in getattr(report, name)}))
         for name in ("selected", "failed", "dropped", "late")
-    )
+    }
     return replace(
         reports[-1],
+        **who,
         weight=weight,
-        selected=selected,
-        failed=failed,
-        dropped=dropped,
-        late=late,
         ages=tuple(age for report in reports for age in report.ages),
         reasons={name: why for report in reports for name, why in report.reasons.items()},
         absent=all(report.absent for report in reports),
@@ -284,10 +281,8 @@ class Nodes:
 
     def _keep(self, n: int, mine: Rows) -> None:
         own = self.own[n]
-        weight, trained = (
-            {part: np.where(new[part] > 0, new[part], old) for part, old in before.items()}
-            for new, before in ((mine.weight, own.weight), (mine.trained, own.trained))
-        )
+        weight = {part: np.where(mine.weight[part] > 0, mine.weight[part], old) for part, old in own.weight.items()}
+        trained = {part: np.where(mine.trained[part] > 0, mine.trained[part], old) for part, old in own.trained.items()}
         self.own[n] = Rows({part: mine.bank[part] for part in own.bank}, own.owner, weight, trained)
 
     def _wanted(self, n: int) -> int:
@@ -363,10 +358,8 @@ class Nodes:
         rows, bank, weight, trained = heard.values(), dict(mine.bank), {}, {}
         for part, before in mine.bank.items():
             place_R = np.concatenate([self._places(n, part, one.owner[part]) for one in rows])
-            weight_R, trained_R = (
-                np.concatenate([which[part] for which in each])
-                for each in ([one.weight for one in rows], [one.trained for one in rows])
-            )
+            weight_R = np.concatenate([one.weight[part] for one in rows])
+            trained_R = np.concatenate([one.trained[part] for one in rows])
             new_R = np.bincount(place_R, trained_R, self.owner[n][part].size).astype(np.float64)
             # A row that nobody trained this time keeps what it had, and its weight.
             trained[part] = np.where(new_R > 0, new_R, mine.trained[part])
@@ -420,11 +413,6 @@ class Nodes:
 CHILDREN = {"edge": "edges", "region": "regions", "country": "countries"}
 
 
-def nothing_sent(parts: Parts, shared: Sequence[str]) -> InTransit:
-    """Return that no average of some parts is on its way."""
-    return InTransit.nobody({part: parts[part] for part in shared})
-
-
 class Tree:
     """All tiers between edges and the cloud, in a round of the cloud."""
 
@@ -444,13 +432,11 @@ class Tree:
             shared = [part for part, spec in method.personalization.parts.items() if spec.scope in PASSES[height.name]]
             owner_C = [{part: own[part] for part in shared} for own in owner_C]
             node_M = height.parent_C[node_M]
-            whole_K = [
-                {
-                    part: whole(method, part, trees.count(state.parts[part]), *_among(node_M == n, sites, held))
-                    for part in shared
-                }
-                for n in range(height.num_nodes)
-            ]
+            whole_K = []
+            for n in range(height.num_nodes):
+                below_n = np.flatnonzero(node_M == n).tolist()
+                own = [sites[m] for m in below_n], [held[m] for m in below_n]
+                whole_K.append({part: whole(method, part, trees.count(state.parts[part]), *own) for part in shared})
             nodes = Nodes(
                 experiment,
                 height,
@@ -460,7 +446,7 @@ class Tree:
                 size_C,
                 whole_K,
                 mine,
-                sent or [nothing_sent(state.parts, shared)] * height.num_nodes,
+                sent or [InTransit.nobody({part: state.parts[part] for part in shared})] * height.num_nodes,
                 state.parts,
                 state.stepped,
                 moment,
@@ -469,9 +455,9 @@ class Tree:
             self.tiers.append(nodes)
             below, owner_C, size_C = nodes, nodes.owner, np.bincount(node_M, size_M).astype(np.int64)
         self.top, self.moment = nodes, moment
-        shared = [part for part in nodes.owner[0] if part not in nodes.own[0].bank]
-        (waiting,) = state.sent[-1] or (nothing_sent(state.parts, shared),)
-        self.late = LateChildren(experiment.method.cloud_clock, waiting)
+        owned = {part: state.parts[part] for part in nodes.owner[0] if part not in nodes.own[0].bank}
+        (waiting,) = state.sent[-1] or (InTransit.nobody(owned),)
+        self.late = LateChildren(method.cloud_clock, waiting)
         """Of the cloud."""
         self.rows_heard: list[Rows] = []
         self.seconds = 0.0
@@ -528,10 +514,3 @@ class Tree:
         all of it is at edges."""
         owning = [nodes.own for nodes in self.tiers if part in nodes.own[0].bank]
         return next(iter(owning), self.rows_heard if part in self.top.owner[0] else None)
-
-
-def _among(
-    mask_M: BoolArray, sites: Sequence[Site], held: Sequence[Mapping[str, SiteRows]]
-) -> tuple[list[Site], list[Mapping[str, SiteRows]]]:
-    chosen = np.flatnonzero(mask_M).tolist()
-    return [sites[m] for m in chosen], [held[m] for m in chosen]

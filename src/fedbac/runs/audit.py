@@ -78,7 +78,7 @@ def audit(
             experiment, {int(c): bool(sends) for c, sends in zip(chosen, heads, strict=True)}, federation.sites
         )
         trainer = make_trainer(federation.network, scheme, federation.examples, runtime)
-        edges = Watched(experiment, federation.sites, flock.among(trainer), runtime.memory_gib)
+        edges = Watched(experiment, federation.sites, Among(trainer, flock), runtime.memory_gib)
         edges.flock = flock
         state = start(experiment, federation.build, federation.sites)
         try:
@@ -120,10 +120,6 @@ class Flock:
             found_DC = np.linalg.qr(drawn_DC).Q if size >= len(mine) else drawn_DC / np.linalg.norm(drawn_DC, axis=0)
             self._directions |= {one: torch.from_numpy(found_DC[:, i].copy()).float() for i, one in enumerate(mine)}
         return self._directions[client]
-
-    def among(self, trainer: Trainer) -> Trainer:
-        """Return a trainer of whose clients some are canaries."""
-        return Among(trainer, self)
 
     def sung(self, request: Train, found: Trained) -> Trained:
         """Return what clients come back with where canaries are among them."""

@@ -74,7 +74,7 @@ class Predictor(nn.Module):
             x = (x.float() / 255 - self.mean) / self.std
         elif x.is_floating_point():
             x = x.float()
-        return predict(self.scheme, self.scheme.terms, self._apply_network, x)
+        return predict(self.scheme, self.scheme.terms, lambda name, x: self.get_submodule(self.names[name])(x), x)
 
     def merged(self) -> nn.Module:
         """Return the network itself, as it was before a scheme extended it: every low-rank product is added to its
@@ -86,10 +86,6 @@ class Predictor(nn.Module):
             raise ConfigError("model: it is made of several networks, so there is none that has learned it all")
         (network,) = (self.get_submodule(name) for name in self.names.values())
         return network.inner if isinstance(network, Logits) else network
-
-    def _apply_network(self, network: str, x: Tensor) -> Tensor:
-        logits: Tensor = self.get_submodule(self.names[network])(x)
-        return logits
 
 
 @dataclass(frozen=True, eq=False)

@@ -186,14 +186,9 @@ def _record(line: bytes) -> Record:
         raise ValueError("is no record") from error
     if not isinstance(record, dict):
         raise ValueError("is no record")
-    for key, fits in FIELDS.items():
+    for key, fits in (FIELDS | {key: fits for key, fits in SOMETIMES.items() if key in record}).items():
         if key not in record or not fits(record[key]):
             raise ValueError(f"has {'a strange' if key in record else 'no'} {key!r}")
-    if "decided" in record and not _are_rounds(record["decided"]):
-        raise ValueError("has a strange 'decided'")
-    for key in JUDGED_AT:
-        if not _is_moment(record.get(key)):
-            raise ValueError(f"has a strange {key!r}")
     return record
 
 
@@ -213,10 +208,6 @@ def _are_edges(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_number_or_none, value))
 
 
-def _are_rounds(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, int) for one in value)
-
-
 def _is_moment(value: Any) -> bool:
     fits = isinstance(value, dict) and _is_number(value.get("accuracy")) and _are_edges(value.get("accuracy_per_edge"))
     return value is None or fits
@@ -231,6 +222,11 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "bytes": lambda value: isinstance(value, dict) and _are_bytes(value),
 }
 """What summaries and reports need of every record."""
+SOMETIMES: dict[str, Callable[[Any], bool]] = {
+    "decided": lambda value: isinstance(value, list) and all(isinstance(one, int) for one in value),
+    **dict.fromkeys(JUDGED_AT, _is_moment),
+}
+"""What only some records have."""
 
 
 def _continued(check: str, body: bytes) -> str:

@@ -429,19 +429,14 @@ class RunFolder:
             checkpoints.tidy(self.checkpoints, count, self.keep)
             if self._summed_up() > count:
                 remove(self.summary_file)
-            self._cut(count)
+            there = self.rounds_file.stat().st_size if self.rounds_file.exists() else None
+            lines = itertools.islice(read_lines(self.rounds_file), count) if there else ()
+            if there != len(whole := b"".join(line + b"\n" for line in lines)):
+                write_whole(self.rounds_file, whole)
             kept = found.up_to(count)
             root = lambda: root_of(self.read_config(), self.config_file)  # noqa: E731
             self._writer = Writer(self.rounds_file, kept, root, self.resume)
         return kept.records
-
-    def _cut(self, count: int) -> None:
-        there = self.rounds_file.stat().st_size if self.rounds_file.exists() else None
-        kept = (
-            b"".join(line + b"\n" for line in itertools.islice(read_lines(self.rounds_file), count)) if there else b""
-        )
-        if there != len(kept):
-            write_whole(self.rounds_file, kept)
 
 
 @functools.cache

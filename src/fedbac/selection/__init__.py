@@ -5,11 +5,8 @@ from fedbac.selection.bandit import ThompsonState as ThompsonState
 from fedbac.selection.credit import CreditState as CreditState
 from fedbac.selection.credit import CreditThompson as CreditThompson
 from fedbac.selection.credit import Sound as Sound
-from fedbac.selection.credit import SoundState as SoundState
 from fedbac.selection.learned import COCS as COCS
-from fedbac.selection.learned import COCSState as COCSState
 from fedbac.selection.learned import Contextual as Contextual
-from fedbac.selection.learned import ContextualState as ContextualState
 from fedbac.selection.learned import LatencyUCB as LatencyUCB
 from fedbac.selection.learned import LatencyUCBState as LatencyUCBState
 from fedbac.selection.learned import LossUCB as LossUCB

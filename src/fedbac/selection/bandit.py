@@ -86,8 +86,7 @@ class Thompson(Settings):
 
     def act(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Top B of one draw per client; uniform draws during the warm-up."""
-        draw_N = self.draw(state, evidence, rng)
-        return largest(draw_N, self.fraction, evidence, rng)
+        return largest(self.draw(state, evidence, rng), self.fraction, evidence, rng)
 
     def draw(self, state: ThompsonState, evidence: Evidence, rng: Rng) -> FloatArray:
         """p̃_i."""

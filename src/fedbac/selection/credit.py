@@ -119,8 +119,7 @@ class Sound(Credited):
 
     def beliefs(self, state: SoundState) -> FloatArray:
         """Return the mean of each posterior."""
-        sound_N: FloatArray = (1 + state.pass_N) / (2 + state.pass_N + state.fail_N)
-        return sound_N
+        return (1 + state.pass_N) / (2 + state.pass_N + state.fail_N)
 
 
 class CreditThompson(Credited):

@@ -126,8 +126,7 @@ class LatencyUCB(Selection):
         if self.fairness == 0:
             return np.where(tried_N, bound_N, np.inf)
         quick_N = np.where(tried_N, np.minimum(bound_N, 1.0), 1.0)
-        arrears_N: FloatArray = (1 - self.fairness) * quick_N + self.fairness * state.queue_N
-        return arrears_N
+        return (1 - self.fairness) * quick_N + self.fairness * state.queue_N
 
     def learn(self, state: LatencyUCBState, evidence: Evidence, mask_N: BoolArray) -> LatencyUCBState:
         """Reward quickness. Who never answers takes for ever."""
@@ -193,8 +192,7 @@ class COCS(Selection):
             np.minimum((bandits.spread(value_N, everybody_N) * side).astype(np.int64), side - 1)
             for value_N in (evidence.devices.down_N, evidence.devices.speed_N)
         )
-        cell_N: IntArray = down_N * side + speed_N
-        return cell_N
+        return down_N * side + speed_N
 
     def learn(self, state: COCSState, evidence: Evidence, mask_N: BoolArray) -> COCSState:
         """Count who was selected, and whose update arrived."""

@@ -36,18 +36,25 @@ def largest(score_N: FloatArray, fraction: float, evidence: Evidence, rng: Rng) 
     return bandits.top(score_N, bandits.budget(fraction, score_N.size), evidence.size_N > 0, rng)
 
 
-class Random(Selection):
-    """B = max(1, ⌊p·N_m⌋) clients, drawn without replacement; p = 1 is full participation."""
-
-    kind: Literal["random"] = "random"
+class _ByChance(Selection):
     adaptive: ClassVar[bool] = False
-    fraction: Fraction = 1.0
-    weighting: Literal["uniform", "size"] = "uniform"
-    """Draw uniformly, or by numbers of examples (as the public HierFAVG code does)."""
 
     def init(self, num_members: int) -> NoState:
         """Return the empty state."""
         return NoState()
+
+    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
+        """Learn nothing."""
+        return state
+
+
+class Random(_ByChance):
+    """B = max(1, ⌊p·N_m⌋) clients, drawn without replacement; p = 1 is full participation."""
+
+    kind: Literal["random"] = "random"
+    fraction: Fraction = 1.0
+    weighting: Literal["uniform", "size"] = "uniform"
+    """Draw uniformly, or by numbers of examples (as the public HierFAVG code does)."""
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Draw as many as the budget allows."""
@@ -56,21 +63,12 @@ class Random(Selection):
             return largest(rng.random(size_N.size), self.fraction, evidence, rng)
         return bandits.draw(size_N.astype(np.float64), bandits.budget(self.fraction, size_N.size), size_N > 0, rng)
 
-    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
-        """Learn nothing."""
-        return state
 
-
-class Poisson(Selection):
+class Poisson(_ByChance):
     """Every client by itself with probability p; perhaps nobody. What ``method.privacy`` counts as sampling."""
 
     kind: Literal["poisson"] = "poisson"
-    adaptive: ClassVar[bool] = False
     fraction: Fraction = 1.0
-
-    def init(self, num_members: int) -> NoState:
-        """Return the empty state."""
-        return NoState()
 
     @property
     def sampling(self) -> float:
@@ -79,12 +77,7 @@ class Poisson(Selection):
 
     def act(self, state: NoState, evidence: Evidence, rng: Rng) -> BoolArray:
         """Toss a coin for every client."""
-        drawn: BoolArray = (rng.random(evidence.size_N.size) < self.fraction) & (evidence.size_N > 0)
-        return drawn
-
-    def learn(self, state: NoState, evidence: Evidence, mask_N: BoolArray) -> NoState:
-        """Learn nothing."""
-        return state
+        return (rng.random(evidence.size_N.size) < self.fraction) & (evidence.size_N > 0)
 
 
 CURRENT = Loss("received", each=True)

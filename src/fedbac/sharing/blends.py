@@ -31,8 +31,7 @@ class BlendState(NamedTuple):
 def _blended(own_K: FloatArray, rest_KJ: FloatArray, weight_K: FloatArray) -> FloatArray:
     """Return α_k of one's own and 1 − α_k of the rest; clusters that nobody is in keep their own."""
     own_K = np.where(weight_K > 0, own_K, 1.0)[:, None]
-    mix_KJ: FloatArray = own_K * np.eye(weight_K.size) + (1 - own_K) * rest_KJ
-    return mix_KJ
+    return own_K * np.eye(weight_K.size) + (1 - own_K) * rest_KJ
 
 
 class LeaveOneOut(SameQueries):
