@@ -97,9 +97,9 @@ OFF = {
 BLEND = "method.sharing={kind: predict_towards_mean, period: 2}"
 RIVALS = {
     "fedavg-ft": ("method.sharing={kind: tuned_blend, period: 2}",),
-    "fedper-edges": ("method.clustering=fixed", "method.personalization.owner=cluster", BLEND),
+    "fedper-edges": ("method.clustering.num_clusters=null", "method.personalization.owner=cluster", BLEND),
     "ditto-edges": (
-        "method.clustering=fixed",
+        "method.clustering.num_clusters=null",
         "method.personalization={kind: ditto_of_clusters, momentum: 0.0}",
         BLEND,
     ),

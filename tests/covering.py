@@ -16,7 +16,10 @@ def covering(rows: Sequence[tuple[str, ...]]) -> list[int]:
     used: Counter[str] = Counter()
     chosen = []
     while open_:
-        best = max(range(len(rows)), key=lambda row: (len(open_.intersection(rows[row])), -sum(used[value] for value in rows[row])))
+        best = max(
+            range(len(rows)),
+            key=lambda row: (len(open_.intersection(rows[row])), -sum(used[value] for value in rows[row])),
+        )
         chosen.append(best)
         open_.difference_update(rows[best])
         used.update(rows[best])
