@@ -184,8 +184,8 @@ def paper_table(
     last, seeds = {last_rounds(run) for run in runs}, {len(by_seed) for by_seed in cells.values()}
     note = (
         f"Accuracies in percent. Means over the last {_span(last, 'round')} and {_span(seeds, 'seed')}; ± is the "
-        "standard deviation over seeds. Bold: the best and all that are not significantly worse (paired t tests, Holm, 5 %); "
-        "nothing is bold with fewer than three seeds."
+        "standard deviation over seeds. Bold: the best and all that are not significantly worse (paired t tests, Holm, "
+        "5 %); nothing is bold with fewer than three seeds."
     )
     lines = [[found.get((name, at), blank) for at in range(1, len(heads) + 1)] for name in row_names]
     return PaperTable(", ".join(rows), row_names, heads, lines, [note, *unequal])
