@@ -235,8 +235,8 @@ def _program(model: Predictor, example: Tensor) -> bytes:
     except Exception as error:  # whatever it meets in the user's code
         why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise ConfigError(
-            f"network: torch.export cannot follow it ({why}), for which its steps must not depend on the data; save its "
-            "weights as .safetensors"
+            f"network: torch.export cannot follow it ({why}), for which its steps must not depend on the data; save "
+            "its weights as .safetensors"
         ) from error
     content = io.BytesIO()
     torch.export.save(program, content)
