@@ -164,7 +164,7 @@ def test_commands_take_names_and_a_resume_wants_the_same_file(here: Path, shell:
 def test_the_command_that_resumes_a_stopped_run_allows_its_code(
     here: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Stop, "__init__", lambda stop: vars(stop).update(wanted=True))
+    monkeypatch.setattr(Stop, "__init__", lambda stop: setattr(stop, "wanted", True))
     own = ["--network", "nets.py:Net", "--data", "nets.py:load"]
     said = " ".join(shell("run", "hierfavg", *own, "--out", "a", *SMALL, code=130).split())
     assert "To resume: fedbac resume a --allow nets.py, or the same command" in said
