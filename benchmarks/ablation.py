@@ -97,9 +97,9 @@ OFF = {
 BLEND = "method.sharing={kind: predict_towards_mean, period: 2}"
 RIVALS = {
     "fedavg-ft": ("method.sharing={kind: tuned_blend, period: 2}",),
-    "fedper-edges": ("method.clustering=fixed", "method.personalization.owner=cluster", BLEND),
+    "fedper-edges": ("method.clustering.num_clusters=null", "method.personalization.owner=cluster", BLEND),
     "ditto-edges": (
-        "method.clustering=fixed",
+        "method.clustering.num_clusters=null",
         "method.personalization={kind: ditto_of_clusters, momentum: 0.0}",
         BLEND,
     ),
@@ -109,14 +109,16 @@ RIVALS = {
 """By rival, how it blends."""
 SUM = "method.personalization={kind: per_cluster, networks: 2}"
 LSTM = ("task.network={kind: lstm, layers: 1}", "task.data_fraction=0.25", "task.rounds=20")
+SLOW = "method.clustering.period=5"
+"""What presets had in runs of 20 rounds when these were played."""
 SUMS = {
     "perceptron": ((0.05, 0.1, 0.2, 0.4), (), ("task.network={kind: mlp, hidden: [128]}",)),
     "LSTM": ((0.25, 0.5, 1.0), LSTM, None),
 }
 """By network: learning rates, settings, and those of one network of twice the weights."""
 ELSEWHERE = {
-    "LSTM, udhr-varieties": ("udhr-varieties", (*LSTM, "task.training.learning_rate=1.0")),
-    "LSTM, demo": ("demo", (LSTM[0], "task.data_fraction=0.5", "task.rounds=20", "task.training.learning_rate=0.5")),
+    "LSTM, udhr-varieties": ("udhr-varieties", (*LSTM, SLOW, "task.training.learning_rate=1.0")),
+    "LSTM, demo": ("demo", (LSTM[0], "task.data_fraction=0.5", LSTM[2], SLOW, "task.training.learning_rate=0.5")),
 }
 """Other tasks, where fedfork forks, on which it trains one LSTM or two."""
 Row = tuple[str, str, str, str, tuple[str, ...]]

@@ -34,12 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and item.get_closest_marker("covering"):
             tests[item.nodeid.partition("[")[0]].append(item)
     for calls in tests.values():
-        marker = calls[0].get_closest_marker("covering")
-        assert marker is not None
         own = [call for call in calls if not call.get_closest_marker("full")]  # the others are not run anyway
         run = [call for call in own if not any(mark.args[0] for mark in call.iter_markers("skipif"))]
         rows = [tuple(f"{name}={value!r}" for name, value in call.callspec.params.items()) for call in run]
-        kept = {run[row] for row in covering(rows, *marker.args)}
+        kept = {run[row] for row in covering(rows)}
         for call in calls:
             if call not in kept:
                 call.add_marker("full")

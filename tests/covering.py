@@ -1,26 +1,27 @@
-"""Few of many combinations of parameters, so that every value still occurs, or every pair of values."""
+"""Few of many combinations of parameters, so that every value still occurs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 import pytest
 
 
-def covering(rows: Sequence[tuple[str, ...]], strength: int = 1) -> list[int]:
-    """Return the numbers of rows that together hold every set of so many values that is in any row.
+def covering(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    """Return the numbers of rows that together hold every value that is in any row.
 
     Greedy, and always the same: the row with the most that is new; of several, the one whose values occur least.
     """
-    sets = [set(combinations(row, strength)) for row in rows]
-    open_ = set().union(*sets)
+    open_ = {value for row in rows for value in row}
     used: Counter[str] = Counter()
     chosen = []
     while open_:
-        best = max(range(len(rows)), key=lambda row: (len(sets[row] & open_), -sum(used[value] for value in rows[row])))
+        best = max(
+            range(len(rows)),
+            key=lambda row: (len(open_.intersection(rows[row])), -sum(used[value] for value in rows[row])),
+        )
         chosen.append(best)
-        open_ -= sets[best]
+        open_.difference_update(rows[best])
         used.update(rows[best])
     return chosen
 

@@ -37,6 +37,19 @@ def test_the_readme_s_snippet_prints_what_stands_there() -> None:
     assert found == pytest.approx(stated, abs=4)
 
 
+def test_make_demo_plays_four_methods_and_writes_a_page(tmp_path: Path) -> None:
+    """Its own command, for one round: each has a line in the table that it prints, and the page shows it."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^demo: .*\n\t\$\(BIN\)/(.*)$", makefile, re.MULTILINE)
+    words = [sys.executable, "-m", *shlex.split(command), "--rounds", "1"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "runs" / "demo" / "report.html").read_text(encoding="utf-8")
+    for method in ("fedfork", "ifca-edges", "fed-bac", "hierfavg"):
+        assert method in done.stdout
+        assert method in page
+
+
 @pytest.mark.full
 def test_the_custom_policy_example_runs() -> None:
     script = ROOT / "examples" / "my_selection.py"

@@ -13,6 +13,7 @@ import fedbac
 from fedbac import data, packages
 from fedbac.errors import ConfigError, DataNotFoundError, RunFolderError
 from fedbac.models import KINDS
+from fedbac.runs.stopping import Stop
 from fedbac.runs.store import RunFolder
 from tests.covering import first
 from tests.test_cli import Shell
@@ -108,6 +109,20 @@ def test_a_file_and_the_same_objects_give_the_same_numbers(here: Path) -> None:
     assert in_file.config["experiment"]["task"]["dataset"] == "mine.npz"
 
 
+@pytest.mark.parametrize(
+    ("x_train", "problem"),
+    [
+        ("np.ma.masked_less(np.random.rand(9, 3), 0.5)", "x_train is masked in places"),
+        ("[np.zeros((8, 8)), np.zeros((9, 9))]", "x_train is no array .*images of one size"),
+    ],
+)
+def test_strange_arrays_of_a_function_are_named(here: Path, x_train: str, problem: str) -> None:
+    rest = "'y_train': np.zeros(9, int), 'x_test': np.zeros((9, 3)), 'y_test': np.zeros(9, int)"
+    (here / "odd.py").write_text(f"import numpy as np\ndef load():\n    return {{'x_train': {x_train}, {rest}}}\n")
+    with pytest.raises(fedbac.Error, match=f"odd.py:load cannot be used: {problem}"):
+        run("hierfavg", dataset="odd.py:load")
+
+
 def test_worker_processes_have_the_code_of_a_file(here: Path) -> None:
     one = run("hierfavg", network="nets.py:Net", dataset="nets.py:load", trainer="torch")
     two = run("hierfavg", network="nets.py:Net", dataset="nets.py:load", trainer="torch", workers=2)
@@ -144,6 +159,15 @@ def test_commands_take_names_and_a_resume_wants_the_same_file(here: Path, shell:
         ("hierfavg", "mlp"),
         ("fedavg", "mlp"),
     ]
+
+
+def test_the_command_that_resumes_a_stopped_run_allows_its_code(
+    here: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stop, "__init__", lambda stop: setattr(stop, "wanted", True))
+    own = ["--network", "nets.py:Net", "--data", "nets.py:load"]
+    said = " ".join(shell("run", "hierfavg", *own, "--out", "a", *SMALL, code=130).split())
+    assert "To resume: fedbac resume a --allow nets.py, or the same command" in said
 
 
 def test_comparisons_name_folders_alike(here: Path, shell: Shell) -> None:

@@ -56,6 +56,19 @@ def test_ties_are_bold_together_and_what_is_worse_is_not() -> None:
     ]
 
 
+def test_the_table_says_over_how_many_rounds_its_means_are() -> None:
+    short = [
+        replace(run, records=run.records[:rounds], summary=run.summary | {"rounds": rounds})
+        for run, rounds in zip(FAR, (1, 3, 10), strict=True)
+    ]
+    for runs, words in (
+        (FAR, "10 rounds and 3 seeds"),
+        (short, "1 to 10 rounds and 3 seeds"),
+        (short[:1], "1 round and 1 seed"),
+    ):
+        assert f"Means over the last {words}; " in paper_table(runs).notes[0]
+
+
 def test_what_was_unequal_is_said_below_by_task() -> None:
     richer = [replace(run, summary=run.summary | {"bytes_total": 6_000_000}) for run in three("one", 0.7, 0.7, 0.7)]
     alone = three("one", 0.4, 0.4, 0.4, dataset="cifar10")

@@ -143,7 +143,8 @@ def check(loss: LossFunction, labels: Labels, label_shape: Sequence[int], num_cl
     """Refuse a loss that cannot learn the labels of a data set (see ``Dataset.labels``), or judge each example."""
     if loss.labels != labels:
         wrong = f"{loss.kind} cannot learn the labels of this data set, which are {labels}"
-        raise ConfigError(f"task.loss: {wrong}; use {LEARNED[labels]}")
+        hint = ", or give classes as whole numbers [N]" * (loss.labels == "classes" and len(label_shape) == 1)
+        raise ConfigError(f"task.loss: {wrong}; use {LEARNED[labels]}{hint}")
     if not isinstance(loss, OwnLoss):
         return
     try:

@@ -227,6 +227,8 @@ def _freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             raise ConfigError(f"task.frozen: {quoted(pattern)} matches none of the weights {', '.join(names)}")
         for name in matching:
             names[name].requires_grad_(False)
+    if not names:
+        raise ConfigError("network: it has no weights, so nothing can learn; give its layers to it as attributes")
     if not any(value.requires_grad for value in names.values()):
         raise ConfigError("task.frozen: every weight of the network is frozen, so nothing can learn; leave some out")
 
@@ -260,7 +262,8 @@ def _output(module: nn.Module, shape: Sequence[int], largest_token: int | None) 
             )
         if value.requires_grad and value.dtype != torch.float32:
             kind = str(value.dtype).removeprefix("torch.")
-            raise ConfigError(f"network: {name} is {kind}, but only float32 is trained; call float() on the network")
+            use = "make it of two real ones" if value.is_complex() else "call float() on the network"
+            raise ConfigError(f"network: {name} is {kind}, but only float32 is trained; {use}")
     module.eval()
     examples = torch.zeros(2, *shape) if largest_token is None else torch.full((2, *shape), largest_token)
     with torch.enable_grad():

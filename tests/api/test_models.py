@@ -1,5 +1,6 @@
 """The models of a run predict as the evaluation says they do, are exported, and come back from a folder."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 import fedbac
 from fedbac import METHODS, PERSONALIZATION, CheckpointError, ConfigError, Dataset
@@ -173,6 +174,26 @@ def test_whose_model_must_be_said(chosen: dict[str, Any], message: str) -> None:
 @pytest.fixture(scope="module")
 def exported() -> fedbac.Run:
     return tiny_run("fed-bac", task=tiny_task(rounds=1), dataset=images())
+
+
+class Branching(nn.Module):
+    """What it does depends on the data, which no exported program could hold."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found if x.sum() > 0 else 2 * found
+
+
+@pytest.mark.full
+def test_a_network_that_cannot_be_exported_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    run = tiny_run("hierfavg", task=tiny_task(rounds=1), network=Branching)
+    with pytest.raises(ConfigError, match=r"^network: torch\.export cannot follow it \(.*\), .*as \.safetensors$"):
+        run.save_model(tmp_path / "edge.pt2", edge=0)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.full

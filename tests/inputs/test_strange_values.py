@@ -58,7 +58,7 @@ def test_a_file_says_how_many_classes_there_are(tmp_path: Path) -> None:
 
 
 def test_a_single_number_is_no_data() -> None:
-    with pytest.raises(ConfigError, match=r"the data are 3\.0; give an array with an example in every row"):
+    with pytest.raises(ConfigError, match=r"y_train is 3\.0; give an array with an example in every row"):
         fedbac.Dataset.from_arrays("own", X, np.array(3.0), X, Y)
 
 
@@ -74,15 +74,18 @@ def test_tensors_and_long_numbers_are_the_same_data() -> None:
     [
         (np.where(X > 0.9, 1e300, X.astype(np.float64)), Y, "numbers that float32 has not"),
         (np.where(X > 0.9, np.nan, X), Y, "hold NaN"),
-        (np.ma.masked_array(X, mask=X > 0.5), Y, "masked in places"),
-        (X, np.ma.masked_array(Y, mask=Y > 5), "masked in places"),
+        (np.ma.masked_array(X, mask=X > 0.5), Y, "x_train is masked in places"),
+        (X, np.ma.masked_array(Y, mask=Y > 5), "y_train is masked in places"),
         (X, np.full(len(X), 1e300), "must be 1 finite numbers"),
         (X, Y + 2**62, "num_classes is 4611686018427387914; it must be a whole number from 1 to"),
         (X, Y + 100_000, "whole number from 1 to 100,000"),
         (X[:, :, :0], Y, r"examples have shape \(1, 0, 8\), so nothing is in them"),
         (np.full((300, 3), 2**62), Y, "tokens run from 4611686018427387904"),
-        (X, [[1], [1, 2]], "the data are no array"),
-        (X, torch.zeros(300, device="meta"), "the data are no array"),
+        (X, [[1], [1, 2]], "y_train is no array"),
+        ([X[0], X[1, :, :4]], Y, "x_train is no array .*images of one size"),
+        (X, torch.zeros(300, device="meta"), "y_train is no array"),
+        (X, np.eye(10)[Y], "use squared_error, or give classes as whole numbers"),
+        (X, Y[:, None], "use next_token, or give classes as whole numbers"),
     ],
 )
 def test_data_that_would_mislead_are_refused(x: Any, y: Any, problem: str) -> None:
@@ -96,7 +99,8 @@ def test_data_that_would_mislead_are_refused(x: Any, y: Any, problem: str) -> No
         (lambda: nn.Linear(64, 10).double(), "1.weight is float64, but only float32 is trained"),
         (lambda: nn.Linear(64, 10).half(), "1.weight is float16, but only float32 is trained"),
         (lambda: nn.Linear(64, 10).bfloat16(), "1.weight is bfloat16, but only float32 is trained"),
-        (lambda: nn.Linear(64, 10, dtype=torch.complex64), "1.weight is complex64, but only float32 is trained"),
+        (lambda: nn.Linear(64, 10, dtype=torch.complex64), "is complex64, but only float32 is trained; make it of two"),
+        (lambda: Made(lambda x: x), "it has no weights, so nothing can learn"),
         (lambda: nn.LazyLinear(10), "1.weight is of a lazy layer"),
         (lambda: nn.Sequential(nn.Linear(64, 10), Made(lambda x: x + 0j)), "real logits, not complex64, strided"),
         (lambda: nn.Sequential(nn.Linear(64, 10), Made(Tensor.to_sparse)), "real logits, not float32, sparse_coo"),

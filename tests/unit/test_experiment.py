@@ -1,6 +1,7 @@
 """Configurations: what is refused and how it is said, and that nothing is lost on the way to a file and back."""
 
 import json
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from fedbac.core.parts import Adjusting
 from fedbac.models import Custom
 from fedbac.presets.methods import RENAMED
 from fedbac.runs import play
+from fedbac.runs.configure import with_settings
 from tests.covering import presets
 from tests.unit.tiny import tiny_run, tiny_task
 
@@ -382,6 +384,30 @@ def test_override_reads_values_as_yaml_and_makes_missing_groups() -> None:
 
 def test_the_last_of_two_settings_wins() -> None:
     assert override({}, changes_of(["a=1", "a=2"])) == {"a": 2}
+
+
+def test_actors_are_refused_where_nothing_is_dealt_to_them() -> None:
+    settings = ["runtime.actors=2"]
+    assert with_settings(Runtime(engine="ray"), settings).actors == 2
+    assert with_settings(Runtime(actors=2), ["runtime.workers=1"]).actors == 2, "of a run that went on elsewhere"
+    with pytest.raises(ConfigError, match=r"runtime\.actors has no effect.*--engine ray.*set runtime\.workers"):
+        with_settings(Runtime(), settings)
+
+
+@pytest.mark.parametrize(
+    ("column", "preset"),
+    [
+        ("clustering", "fed-bac"), ("selection", "fed-bac-random"), ("sharing", "phe-fl-kd"), ("topology", "mtgc"),
+        ("personalization", "ditto-edges"), ("links.client_up", "abad"), ("network", "hierfavg-wide"),
+    ],
+)  # fmt: skip
+def test_naming_the_kind_that_is_there_changes_nothing(column: str, preset: str) -> None:
+    """A preset's own settings, and a period that fits the run, stay; a group in braces brings its defaults."""
+    plain = configure(preset, "demo")
+    chosen = reduce(getattr, column.split("."), plain.method)
+    (one,) = chosen if isinstance(chosen, tuple) else (chosen,)
+    assert configure(preset, "demo", settings=[f"method.{column}={one.kind}"]) == plain
+    assert configure(preset, "demo", settings=[f"method.{column}={{kind: {one.kind}}}"]) != plain
 
 
 @pytest.mark.parametrize("assignment", ["task.rounds", "=3", ""])

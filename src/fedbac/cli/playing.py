@@ -1,6 +1,7 @@
 """Playing runs before a person's eyes: progress, Ctrl-C and failures are the same for every command."""
 
 import gc
+import os
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from fedbac.cli.terminal import ROOMY, err, out, progress_bars, say, shown
 from fedbac.config.experiment import Runtime
 from fedbac.core.settings import MAX_ROUNDS
 from fedbac.errors import Error, visible
+from fedbac.packages import VARIABLE
 from fedbac.runs import sweep
 from fedbac.runs.configure import Inputs
 from fedbac.runs.stopping import Interrupted, Stop
@@ -77,8 +79,11 @@ def play_all(
 def _stopped(how: str, folder: Path | None) -> typer.Exit:
     """Say what was stopped and how to resume; return what ends the command."""
     say(f"{how}.", err)
+    typed = "".join(f" --allow {code}" for code in filter(None, os.environ.get(VARIABLE, "").split(",")))
     command = (
-        "the same command" if folder is None else f"fedbac resume {folder}, or the same command without --overwrite"
+        "the same command"
+        if folder is None
+        else f"fedbac resume {folder}{typed}, or the same command without --overwrite"
     )
     say(f"To resume: {command}.", err)
     return typer.Exit(130)

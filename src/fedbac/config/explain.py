@@ -61,7 +61,7 @@ def _change(assignment: str) -> Override:
 
 
 def override(tree: Mapping[str, Any], changes: Iterable[Override]) -> dict[str, Any]:
-    """Return the tree with each setting changed."""
+    """Return the tree with each setting changed; the name of the kind that is there changes nothing."""
     out = dict(tree)
     for path, value, source in changes:
         *parents, leaf = path.split(".")
@@ -77,6 +77,9 @@ def override(tree: Mapping[str, Any], changes: Iterable[Override]) -> dict[str, 
                 raise ConfigError(f"{source}: {quoted(parent)} is {found}")
             child = node[parent] = dict(child)  # a copy of what is on the way, and of nothing else
             node = child
+        there = node.get(leaf)
+        if leaf in CHOSEN and isinstance(value, str) and isinstance(there, Mapping) and there.get("kind") == value:
+            continue
         if leaf == "kind" and value != node.get("kind"):
             node.clear()  # the settings of one kind mean nothing to another
         node[leaf] = value

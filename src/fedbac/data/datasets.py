@@ -136,7 +136,8 @@ class Dataset:
             num_classes = num_classes.item()
         elif num_classes is None:
             num_classes = int(max(y_train.max(initial=-1), y_test.max(initial=-1))) + 1
-        return cls(name, as_examples(x_train), y_train, as_examples(x_test), y_test, num_classes, tiers)
+        x_train, x_test = as_examples("x_train", x_train), as_examples("x_test", x_test)
+        return cls(name, x_train, y_train, x_test, y_test, num_classes, tiers)
 
     @classmethod
     def from_torch(
@@ -289,7 +290,7 @@ def kind_of(array: Array) -> str:
 
 def as_labels(name: str, field: str, y: Array) -> Array:
     """Return labels as they are kept: whole numbers as int64, others as float32 with a row for each example."""
-    y = _plain(y)
+    y = _plain(field, y)
     if np.issubdtype(y.dtype, np.floating):
         with np.errstate(over="ignore"):  # infinite labels are refused
             return y.astype(np.float32).reshape(len(y), -1)
@@ -299,9 +300,9 @@ def as_labels(name: str, field: str, y: Array) -> Array:
     return y.astype(np.int64)
 
 
-def as_examples(x: Array) -> Array:
+def as_examples(field: str, x: Array) -> Array:
     """Return examples as they are kept: images channels first, whole numbers as int64 tokens."""
-    x = _plain(x)
+    x = _plain(field, x)
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, np.newaxis]
     elif x.dtype == np.uint8 and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
@@ -312,20 +313,20 @@ def as_examples(x: Array) -> Array:
     return np.require(x, requirements=("C", "W"))
 
 
-def _plain(data: Any) -> Array:
+def _plain(field: str, data: Any) -> Array:
     """Return an array in the byte order of this machine; one with masked entries is refused, as these are no data."""
     if np.ma.is_masked(data):
-        raise ConfigError("the data are masked in places; remove these examples, or replace the entries (filled)")
-    array = _array(data)
+        raise ConfigError(f"{field} is masked in places; remove these examples, or replace the entries (filled)")
+    array = _array(field, data)
     if array.ndim == 0:
-        raise ConfigError(f"the data are {quoted(array.item())}; give an array with an example in every row")
+        raise ConfigError(f"{field} is {quoted(array.item())}; give an array with an example in every row")
     if array.dtype == np.longdouble:  # which torch has not
         with np.errstate(over="ignore"):  # infinite numbers are refused
             return array.astype(np.float64)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _array(data: Any) -> Array:
+def _array(field: str, data: Any) -> Array:
     """Return data as an array, also if they are a tensor that numpy does not read by itself."""
     try:
         if isinstance(data, Tensor):
@@ -333,7 +334,8 @@ def _array(data: Any) -> Array:
         return np.asarray(data)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"the data are no array ({str(error).splitlines()[0]}); give numbers in rows of one length"
+            f"{field} is no array ({str(error).splitlines()[0]}); give numbers in rows of one length, or images of one "
+            "size"
         ) from error
 
 
@@ -344,8 +346,8 @@ def _materialize(name: str, split: str, data: TorchDataset[Any]) -> tuple[Array,
     examples, labels = [], []
     for index in range(num):
         x, y = data[index]
-        examples.append(_array(x))
-        labels.append(_array(y))
+        examples.append(_array(f"x_{split}", x))
+        labels.append(_array(f"y_{split}", y))
     for what, found in (("examples", examples), ("labels", labels)):
         shapes = {one.shape for one in found}
         if len(shapes) != 1:

@@ -84,7 +84,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def in_order(arrays: Mapping[str, Any]) -> Arrays:
-    """Return the four arrays of a data set; which are missing, and what there is instead, is said."""
+    """Return the four arrays of a data set as they are; which are missing, and what there is instead, is said."""
     missing = [name for name in NAMES if name not in arrays]
     if missing:
         found = ", ".join(f"{name} {list(np.shape(array))}" for name, array in arrays.items()) or "nothing"
@@ -92,7 +92,7 @@ def in_order(arrays: Mapping[str, Any]) -> Arrays:
             f"it lacks {', '.join(missing)}, and has {found[:LONGEST_QUOTE]}; give examples x_train and x_test [N, …] "
             "and their labels y_train and y_test [N]"
         )
-    x_train, y_train, x_test, y_test = (np.asarray(arrays[name]) for name in NAMES)
+    x_train, y_train, x_test, y_test = (arrays[name] for name in NAMES)
     return x_train, y_train, x_test, y_test
 
 

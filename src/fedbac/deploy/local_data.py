@@ -149,7 +149,7 @@ def from_arrays(arrays: Mapping[str, Any], source: str) -> LocalData:
             if f"{letter}_{split}" not in found:
                 raise DeployError(f"{source}: {letter}_{split} is missing; give examples and labels")
     try:
-        x = {split: as_examples(found[f"x_{split}"]) for split in splits}
+        x = {split: as_examples(f"x_{split}", found[f"x_{split}"]) for split in splits}
         y = {split: as_labels(source, f"y_{split}", found[f"y_{split}"]) for split in splits}
         return LocalData(x, y)
     except (ConfigError, DeployError) as error:

@@ -28,9 +28,9 @@ class Row:
         return Method(name=self.name, **{k: v(task) if callable(v) else v for k, v in choices.items()})
 
 
-def _often(task: Task) -> int:
-    """Return the paper's period where runs are as long as the paper's, else one that acts five times."""
-    return 20 if task.rounds >= 100 else max(1, task.rounds // 5)
+def _often(task: Task, period: int = 20) -> int:
+    """Return a period, by default the paper's, where a run is long enough for five of it, else a fifth of the run."""
+    return max(1, min(period, task.rounds // 5))
 
 
 def _as_in_paper(task: Task, period: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ TENTH, TWICE = {"kind": "top_k", "keep": 0.1}, {"kind": "hierarchical", "edge_ro
 TESTED = {"kind": "thompson", "reward_split": "test", "skip_after_move": False}
 METHODS = {
     "fedfork": Row(
-        clustering={"kind": "merging", "alone_steps": 1000},
+        clustering=lambda task: {"kind": "merging", "alone_steps": 1000, "period": _often(task, 5)},
         selection="sound",
         sharing="predict_towards_mean",
         personalization=_summed,
@@ -106,7 +106,9 @@ METHODS = {
     "cfl": Row(like="cfl-edges", **OF_CLIENTS, **ALIKE),
     "fl-hc-edges": Row(clustering="agglomerative", personalization="per_cluster"),
     "fl-hc": Row(like="fl-hc-edges", **OF_CLIENTS),
-    "feddrift-edges": Row(clustering="drifting", personalization="per_cluster"),
+    "feddrift-edges": Row(
+        clustering=lambda task: {"kind": "drifting", "period": _often(task, 5)}, personalization="per_cluster"
+    ),
     "feddrift": Row(like="feddrift-edges", **OF_CLIENTS),
     "fed-cam-edges": Row(
         clustering=EVERY_ROUND,
@@ -127,8 +129,8 @@ METHODS = {
     ),
     "fedgwc-edges": Row(clustering="gaussian_rewards", personalization="per_cluster"),
     "cflhkd-edges": Row(
-        clustering={"kind": "agglomerative", "metric": "cosine", "threshold": 0.5, "period": 20},
-        sharing="distill",
+        clustering=lambda task: {"kind": "agglomerative", "metric": "cosine", "threshold": 0.5, "period": _often(task)},
+        sharing=lambda task: {"kind": "distill", "mean_period": _often(task, 5)},
         personalization=TAUGHT,
     ),
     "cflhkd": Row(like="cflhkd-edges", unit="client"),
@@ -171,7 +173,7 @@ METHODS = {
     "singletons": Row(like="fed-bac", clustering="fixed"),
     "linucb-isolated": Row(like="fed-bac", personalization="per_cluster"),
     "fedbac-plus": Row(
-        clustering="merging",
+        clustering=lambda task: {"kind": "merging", "period": _often(task, 5)},
         selection="credit_thompson",
         sharing={"kind": "once_overfitted", "share": 0.1},
         personalization="additive",

@@ -111,13 +111,13 @@ FEDDRIFT_SUMMARY = (
 )
 FEDDRIFT_DIFFERENCES = (
     Difference(
-        "Networks are compared every 5 rounds; originally once in every step of time, in which the data stay as they "
-        "are.",
+        "Networks are compared every 5 rounds, or five times in a shorter run; originally once in every step of time, "
+        "in which the data stay as they are.",
         unpriced="a task has no steps of time",
     ),
     Difference(
         "Accuracies are compared, with δ = 0.06, as in the authors' code, not losses, as in their paper.",
-        ("method.clustering={kind: drifting, compares: losses, delta: 0.1}",),
+        ("method.clustering.compares=losses", "method.clustering.delta=0.1"),
     ),
 )
 PFEDGRAPH = "Ye et al.: Personalized Federated Learning with Inferred Collaboration Graphs, 2023"
@@ -165,8 +165,8 @@ CFLHKD_DIFFERENCES = (
     ),
     Difference(
         "Clusters are agglomerative by cosine, cut at 0.5, after 10 rounds and then every 20; λ = 0.3 after 10 rounds, "
-        "temperature 3, ρ = 0.1. Teachers travel twice: to be measured on members' training data after the last "
-        "round, and to teach.",
+        "temperature 3, ρ = 0.1. No period is longer than a fifth of the run. Teachers travel twice: to be measured on "
+        "members' training data after the last round, and to teach.",
         unpriced=UNDEFINED,
     ),
 )

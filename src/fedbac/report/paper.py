@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from fedbac.errors import ConfigError, unknown, visible
-from fedbac.report.groups import look_up, summarized
+from fedbac.report.groups import last_rounds, summarized
 from fedbac.report.outcome import too_early, warnings
 from fedbac.report.table import NONE, human_bytes, plain
 from fedbac.rounds.metrics import JUDGED_AT
@@ -177,12 +177,11 @@ def paper_table(
                 assert stand is not None
                 found[name, len(heads)] = _cell(column, digits, of, stand, name, judged)
     blank = Cell(NONE, None, bold=False)
-    last = {int(look_up(run.config, "experiment.evaluation.last_rounds", 10)) for run in runs}
-    seeds = {len(by_seed) for by_seed in cells.values()}
+    last, seeds = {last_rounds(run) for run in runs}, {len(by_seed) for by_seed in cells.values()}
     note = (
-        f"Accuracies in percent. Means over the last {_span(last)} rounds and {_span(seeds)} seeds; ± is the standard "
-        "deviation over seeds. Bold: the best and all that are not significantly worse (paired t tests, Holm, 5 %); "
-        "nothing is bold with fewer than three seeds."
+        f"Accuracies in percent. Means over the last {_span(last, 'round')} and {_span(seeds, 'seed')}; ± is the "
+        "standard deviation over seeds. Bold: the best and all that are not significantly worse (paired t tests, Holm, "
+        "5 %); nothing is bold with fewer than three seeds."
     )
     lines = [[found.get((name, at), blank) for at in range(1, len(heads) + 1)] for name in row_names]
     return PaperTable(", ".join(rows), row_names, heads, lines, [note, *unequal])
@@ -247,8 +246,9 @@ def _cell(column: PaperColumn, digits: int, of: Mapping[int, float], stand: Rank
     )
 
 
-def _span(values: set[int]) -> str:
-    return str(min(values)) if len(values) == 1 else f"{min(values)} to {max(values)}"
+def _span(values: set[int], unit: str) -> str:
+    span = str(min(values)) if len(values) == 1 else f"{min(values)} to {max(values)}"
+    return f"{span} {unit}{'s' * (max(values) > 1)}"
 
 
 def _in_latex(cell: Cell) -> str:

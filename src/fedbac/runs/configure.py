@@ -207,7 +207,15 @@ def _task(task: str | Task | Path) -> Task:
 def with_settings(runtime: Runtime, settings: Changes) -> Runtime:
     """Return the runtime with those of the settings that are its own."""
     own = [change for change in changes_of(settings) if change.path.startswith(RUNTIME)]
-    return parse(Runtime, override({"runtime": runtime.model_dump()}, own)["runtime"], "runtime") if own else runtime
+    if not own:
+        return runtime
+    found = parse(Runtime, override({"runtime": runtime.model_dump()}, own)["runtime"], "runtime")
+    if found.engine != "ray" and found.actors != runtime.actors:
+        raise ConfigError(
+            "runtime.actors has no effect here: only fedbac run and compare with --engine ray deal edges to "
+            "actors; set runtime.workers for the cores of this process"
+        )
+    return found
 
 
 def refuse_runtime(option: str, paths: Iterable[str]) -> None:

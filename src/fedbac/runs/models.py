@@ -226,7 +226,14 @@ def _adapter(model: Predictor, folder: Path) -> Path:
 
 def _program(model: Predictor, example: Tensor) -> bytes:
     several = torch.cat([example, example])  # a dimension of 1 would be taken for fixed
-    program = torch.export.export(model, (several,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    try:
+        program = torch.export.export(model, (several,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    except Exception as error:  # whatever it meets in the user's code
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise ConfigError(
+            f"network: torch.export cannot follow it ({why}), for which its steps must not depend on the data; save "
+            "its weights as .safetensors"
+        ) from error
     content = io.BytesIO()
     torch.export.save(program, content)
     return bytes(content.getvalue())
