@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from fedbac.statistics import FEWEST_SEEDS, deviation, gap
 from fedbac_paper.tables import NONE, fixed, table
 
+SMALL = "fashion-mnist-mini"
 SETTINGS = {
     "cifar10": "CIFAR-10, α = 0.5",
     "cifar10-severe": "CIFAR-10, α = 0.1",
-    "fashion-mnist-mini": "Fashion-MNIST mini, small",
+    SMALL: "Fashion-MNIST mini, small",
 }
 NOBODY, SHARE = "none", 0.3
 ATTACKS = ("label_flip", "sign_flip", "gaussian", "alie", "min_max")
@@ -47,9 +48,12 @@ Found = Mapping[Where, Mapping[Lie, Seeds]]
 
 
 def tables(folder: Path) -> str:
-    """Return by setting and rule the accuracy under each attack, and the largest loss to one; "–" was not run."""
-    found, rows = _found(folder), []
-    for where, title in _rows(found):
+    """Return by large setting and rule the accuracy under each attack, and the largest loss; "–" was not run."""
+    found, rows, above = _found(folder), [], None
+    for where, _ in _rows(found):
+        if where.setting == SMALL:
+            continue
+        of = f"{SETTINGS[where.setting]}, {METHODS[where.method]}"
         plain, lies = found[where._replace(rule="mean")][HONEST], found[where]
         ran = {attack: lies[Lie(attack)] for attack in ATTACKS if Lie(attack) in lies}
         lost = [_lost(plain, seeds) for seeds in ran.values() if plain.keys() & seeds.keys()]
@@ -57,8 +61,9 @@ def tables(folder: Path) -> str:
         worst = _around(max(lost, key=lambda one: gap(one).mean)) if lost else NONE
         count = {len(seeds) for seeds in (lies[HONEST], *ran.values())}
         seeds = "–".join(map(str, sorted({min(count), max(count)})))
-        rows.append([title, _both(lies[HONEST]), *cells, worst, seeds])
-    heads = ["", "nobody lies", *(f"`{attack}`" for attack in ATTACKS), "largest loss", "seeds"]
+        rows.append(["" if of == above else of, where.rule, _both(lies[HONEST]), *cells, worst, seeds])
+        above = of
+    heads = ["", "rule", "nobody lies", *(f"`{attack}`" for attack in ATTACKS), "largest loss", "seeds"]
     return f"\n{table(heads, rows)}\n\n"
 
 
