@@ -143,15 +143,29 @@ def read(folder: Path) -> dict[str, Any]:
     return known
 
 
+def lines(method: str, found: Mapping[str, Any]) -> list[str]:
+    """Return what the page of a method says of its differences; what ``-edges`` shares is priced there for both."""
+    every, base = said(), method.removesuffix("-edges")
+    here, there = ({one.words: one for one in every.get(name, ())} for name in (base, f"{base}-edges"))
+    if method != base:
+        return [line(method, one, found) for words, one in there.items() if words not in here]
+    told = [line(method, one, found).removesuffix(".") for one in here.values()]
+    both = [price(f"{method}-edges", there[words], found) if words in there else "" for words in here]
+    return [f"{one}; on edges {edges}." if edges else f"{one}." for one, edges in zip(told, both, strict=True)]
+
+
 def line(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
-    """Return what the page of a method says of a difference: in words, and what it costs."""
+    """Return a difference in words, and what it costs a method."""
     if difference.unpriced:
         return f"{difference.words} No cost given: {difference.unpriced}."
+    cost = price(method, difference, found)
+    return f"{difference.words} Cost: {cost}." if cost else difference.words
+
+
+def price(method: str, difference: Difference, found: Mapping[str, Any]) -> str:
+    """Return the points by task, or nothing while some are missing."""
     by_task = _by_task(found, method, difference)
-    if not by_task:
-        return difference.words
-    told = ", ".join(f"{round(mean(gaps), 1) + 0.0:+.1f}".replace("-", "−") for gaps in by_task)
-    return f"{difference.words} Cost: {told}."
+    return ", ".join(f"{round(mean(gaps), 1) + 0.0:+.1f}".replace("-", "−") for gaps in by_task)
 
 
 def dear(method: str, difference: Difference, found: Mapping[str, Any]) -> bool:

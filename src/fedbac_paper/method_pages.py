@@ -101,7 +101,7 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
 
     Of methods with one source, differences that the first has are said there."""
     sections, task, sources = list[str](), tasks.task(DEFAULT_TASK), dict[str, str]()
-    said, found = costs.said(), costs.read(results / "methods")
+    found = costs.read(results / "methods")
     for method in FAMILIES[name].split():
         note = NOTES[method]
         first = sources.setdefault(note.reference, method)
@@ -110,12 +110,14 @@ def family(name: str, results: Path, rules: Mapping[tuple[str, str], str]) -> st
         reading = " **Our reading.**" if note.interpretation else ""
         sections += ["", f"## {method}", "", f"{note.summary}{reading}", ""]
         sections += [source, ""] * (not method.endswith("-edges"))
-        sections.append(f"Choices: {_choices(METHODS[method](task), rules)}.")
-        own = said[method]
-        differences = [costs.line(method, one, found) for one in own]
-        title = "Differences" if len(own) == len(note.differences) else "Further differences"
+        choices, base = _choices(METHODS[method](task), rules), method.removesuffix("-edges")
+        if base in METHODS.keys() - {method} and _choices(METHODS[base](task), rules).endswith(f"; {choices}"):
+            choices = f"those of `{base}`, with edges as members"
+        sections.append(f"Choices: {choices}.")
+        differences = costs.lines(method, found)
+        title = "Differences" if len(differences) == len(note.differences) else "Further differences"
         if differences:
-            sections += ["", f"{title}:", "", *(f"- {said}" for said in differences)]
+            sections += ["", f"{title}:", "", *(f"- {one}" for one in differences)]
         elif note.differences:
             sections += ["", f"Differences: those of `{first}`."]
     head = f"# {TITLES[name]}\n\n{costs.TOLD} [How to read this](../methods.md#the-pages-of-methods)."

@@ -78,7 +78,10 @@ def test_every_difference_has_a_price_or_says_why_it_has_none(method: str) -> No
             assert "Cost: " in line, f"measure it: python benchmarks/paired.py costs {method}"
             assert not costs.dear(method, difference, found), line
             configure(method, "demo", settings=costs.settings(method, difference.original))
-        assert f"\n- {costs.line(method, difference, found)}\n" in page, "python tools/make_docs.py"
+            price = costs.price(method, difference, found)
+            assert [one for one in page.splitlines() if one.startswith(f"- {difference.words} ") and price in one]
+    for line in costs.lines(method, found):
+        assert f"\n- {line}\n" in page, "python tools/make_docs.py"
 
 
 def test_no_run_is_kept_that_no_price_needs() -> None:
