@@ -408,9 +408,7 @@ def texts() -> dict[Path, str]:
             performance.runs(SPEED),
             performance.scaling(SPEED),
         ),
-        DOCS / "kernels.md": block(
-            DOCS / "kernels.md", performance.ordinary(SPEED), performance.ordinary(SPEED, "together.json")
-        ),
+        DOCS / "kernels.md": block(DOCS / "kernels.md", performance.ordinary(SPEED)),
         DOCS / "gpu.md": block(DOCS / "gpu.md", performance.precision(SPEED), performance.several(SPEED)),
         DOCS / "kernels.csv": comma_separated(performance.kernels(SPEED)),
         DOCS / "million.md": block(DOCS / "million.md", *performance.million(SPEED), performance.candidates(SPEED)),

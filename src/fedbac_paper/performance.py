@@ -57,10 +57,9 @@ def peers(folder: Path) -> str:
     return f"\nOn an H200, {small}: {', '.join(times)}.\n\n"
 
 
-def ordinary(folder: Path, name: str = "ordinary.json") -> str:
-    """Return how many times as fast the native kernel is as torch, or all clients at once (``together.json``) as one
-    after another, from ``benchmarks/ordinary.py --json``."""
-    told = json.loads((folder / name).read_text(encoding="utf-8"))
+def ordinary(folder: Path) -> str:
+    """Return how many times as fast the native kernel is as torch, from ``benchmarks/ordinary.py --json``."""
+    told = json.loads((folder / "ordinary.json").read_text(encoding="utf-8"))
     shapes = [name for name in told["rows"][0] if name != "network"]
     lines = [(row["network"], *(f"{row[shape]:.2g}" for shape in shapes)) for row in told["rows"]]
     head = ("network", *(shape.replace("x", "×") for shape in shapes))
