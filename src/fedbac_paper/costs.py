@@ -25,15 +25,15 @@ NAMED = (EDGES.words, OWNERS.words)
 TOLD = f"Costs are points on {', '.join(f'`{task}`' for task in TASKS)}."
 ABOUT = (
     "**Cost** of a difference: how many points of accuracy better the original is on small versions of "
-    f"{', '.join(f'`{task}`' for task in TASKS)}. Each is a mean over three seeds, or over twelve if three show more "
-    "than half a point on a task (`python benchmarks/paired.py costs`; variants: `benchmarks/originals.py`). Clients "
-    "with parts of their own are judged on their own mix of data. A difference that costs over 0.5 points over all "
-    "tasks is not a default, unless the name says so (`-edges`)."
+    f"{', '.join(f'`{task}`' for task in TASKS)}; after “on edges” those of `-edges`. They are means over three seeds, "
+    "or over twelve if three show more than half a point on a task (`python benchmarks/paired.py costs`; variants: "
+    "`benchmarks/originals.py`). Clients with parts of their own are judged on their own mix of data. No default costs "
+    "over 0.5 points over all tasks, but what a name tells (`-edges`) may."
 )
 SHARED = (
     "**Not listed**, since all methods share it: each edge selects max(1, ⌊p·N_m⌋) of its N_m clients, or all if the "
-    "method is not about selection. Rounds, epochs, optimizer, devices, links and failures are the task's. An original "
-    "that fine-tunes after its last round does so here in the last rounds."
+    "method is not about selection; the task decides rounds, epochs, optimizer, devices, links and failures; an "
+    "original that fine-tunes after its last round does so in the last rounds."
 )
 SMALL = (
     "task.data_fraction=0.3",
