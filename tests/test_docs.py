@@ -93,3 +93,8 @@ def headings(page: Path) -> set[str]:
     found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in found)
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+
+
+def test_the_readme_names_the_command_that_checks_a_change() -> None:
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert "`make test`" in (ROOT / "README.md").read_text(encoding="utf-8")
