@@ -48,7 +48,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def fixed(number: float, digits: int = 2) -> str:
     """Return a number with so many decimals, a half rounded up as a reader does it: 88.85 is 88.9."""
     exact = Decimal(repr(round(number, 9))).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
-    return f"{exact:f}"
+    return f"{exact + 0:f}"  # of which −0 is 0
 
 
 def mean(shares: Sequence[float], scale: float = 100, digits: int = 2) -> str:
