@@ -14,8 +14,7 @@ from scipy import stats
 
 from fedbac.core import secret
 from fedbac.core.secret import Words
-from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.pki.signing import KitSigner
+from fedbac.deploy.pki.kits import Kit, KitSigner
 from fedbac.deploy.secret import primitives
 from fedbac.deploy.secret.collector import SEALED, Collector, TooFewError
 from fedbac.deploy.secret.member import Keys, Member, mask_key, needed, self_key, view_of

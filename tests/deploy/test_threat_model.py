@@ -18,8 +18,7 @@ from fedbac.config.experiment import Training
 from fedbac.deploy.local_data import LocalData
 from fedbac.deploy.pki import authority
 from fedbac.deploy.pki.authority import Authority
-from fedbac.deploy.pki.kits import FederationFolder, Kit
-from fedbac.deploy.pki.signing import KitSigner
+from fedbac.deploy.pki.kits import FederationFolder, Kit, KitSigner
 from fedbac.deploy.protocol.heads import KINDS, kind_of
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import decode, encode

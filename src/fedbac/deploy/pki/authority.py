@@ -28,6 +28,7 @@ BACKDATED = dt.timedelta(minutes=5)
 ONLY_OWNER, FOLDER_OF_OWNER = 0o600, 0o700
 PATIENCE = 10
 """Seconds to wait for another command that is changing the same federation."""
+ARRIVED = "the list of revoked certificates that arrived"
 
 RSA = rsa.RSAPrivateKey | rsa.RSAPublicKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
@@ -248,11 +249,8 @@ class Authority:
     @contextmanager
     def _changing(self) -> Iterator[Book]:
         """Yield what was issued so far, while no other command changes it."""
-        try:
-            with FileLock(self.folder / "lock", timeout=PATIENCE):
-                yield self._book()
-        except Timeout as error:
-            raise DeployError(f"{self.folder}: another command is changing it; wait for its end") from error
+        with alone(self.folder):
+            yield self._book()
 
     def _record(self, book: Book) -> None:
         write_whole(self.folder / "issued.json", book.model_dump_json(indent=1), mode=ONLY_OWNER)
@@ -273,6 +271,16 @@ class Authority:
                 builder = builder.add_revoked_certificate(one.revocation_date(entry.revoked).build())
         signed = builder.sign(self._key, hashes.SHA256())
         write_whole(self.list_file, signed.public_bytes(serialization.Encoding.PEM))
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let no other command change a folder meanwhile."""
+    try:
+        with FileLock(folder / "lock", timeout=PATIENCE):
+            yield
+    except Timeout as error:
+        raise DeployError(f"{folder}: another command is changing it; wait for its end") from error
 
 
 def _refuse_key(name: str, key: str, before: Issued | None, last: Issued | None) -> None:

@@ -100,7 +100,11 @@ def verify(model: Path, trusted: Path) -> Card:
     pem = card.certificate.encode()
     signer = ours.identify(card.site, pem, f"{path}: certificate of {quoted(card.site)}")
     who = quoted(signer.name)
-    if not _is_signature(card.signature, _signed(tree), pem):
+    try:
+        genuine = authority.is_signature(base64.b64decode(card.signature, validate=True), _signed(tree), pem)
+    except binascii.Error:
+        genuine = False
+    if not genuine:
         raise DeployError(f"{path}: the card was changed after {who} signed it; ask for both files again")
     may_give = card.site in (CLOUD, card.model) or card.model.startswith(f"{card.site}-")  # its own, or one below it
     federation = signer.federation or (site and site.federation)  # other authorities' certificates name none
@@ -117,13 +121,6 @@ def verify(model: Path, trusted: Path) -> Card:
 
 def _signed(tree: Mapping[str, Any]) -> bytes:
     return json.dumps({name: value for name, value in tree.items() if name != "signature"}, sort_keys=True).encode()
-
-
-def _is_signature(signature: str, content: bytes, pem: bytes) -> bool:
-    try:
-        return authority.is_signature(base64.b64decode(signature, validate=True), content, pem)
-    except binascii.Error:
-        return False
 
 
 def _digest(path: Path) -> str:

@@ -7,17 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from fedbac.deploy.pki.authority import (
-    Identity,
-    RevokedList,
-    as_key,
-    fits,
-    is_signed_by,
-    read,
-    read_external,
-    read_identity,
-    read_revoked,
-)
+from fedbac.deploy.pki import authority
+from fedbac.deploy.pki.authority import Identity, RevokedList, read
 from fedbac.errors import DeployError
 
 log = logging.getLogger("fedbac")
@@ -56,7 +47,7 @@ class Credentials:
     def read_matching(self) -> tuple[bytes, bytes, bytes]:
         """Return the same if the files belong together; while a kit is copied they do not."""
         key, certificate, roots = self.read()
-        if not fits(as_key(key, str(self.key)), certificate, str(self.certificate)):
+        if not authority.fits(authority.as_key(key, str(self.key)), certificate, str(self.certificate)):
             raise DeployError(f"{self.key}: the key does not fit {self.certificate.name}; copy both again")
         self._refuse_unsigned(self.site, certificate, str(self.certificate))
         return key, certificate, roots
@@ -75,15 +66,15 @@ class Credentials:
         Our own authority may have signed it for another site, which the identity tells.
         """
         if site in self.external:
-            identity = read_external(pem, site, self.external[site].name, source)
+            identity = authority.read_external(pem, site, self.external[site].name, source)
         else:
-            identity = read_identity(pem, source)
+            identity = authority.read_identity(pem, source)
         self._refuse_unsigned(site, pem, source)
         return identity
 
     def _refuse_unsigned(self, site: str, pem: bytes, source: str) -> None:
         path = self.authority_of(site)
-        if not is_signed_by(pem, read(path), source, str(path)):
+        if not authority.is_signed_by(pem, read(path), source, str(path)):
             raise DeployError(f"{source}: {path.name} did not sign it; copy both again")
 
 
@@ -103,7 +94,7 @@ class Revoked:
 
     def take(self, pem: bytes) -> None:
         """Believe a list that a parent passed on, also where the file cannot be written."""
-        self._believe(read_revoked(pem, read(self._authority), "the list of revoked certificates that arrived"))
+        self._believe(authority.read_revoked(pem, read(self._authority), authority.ARRIVED))
 
     def refresh(self) -> None:
         """Read the file again if it changed."""
@@ -131,4 +122,4 @@ class Revoked:
     def _read(self) -> RevokedList:
         if self._path is None:
             return RevokedList(-1, frozenset())
-        return read_revoked(read(self._path), read(self._authority), str(self._path))
+        return authority.read_revoked(read(self._path), read(self._authority), str(self._path))

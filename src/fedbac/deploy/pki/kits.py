@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from filelock import FileLock, Timeout
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedbac.config.text import to_yaml
 from fedbac.deploy.pki import authority
@@ -81,7 +82,7 @@ class Kit:
 
     def take_list(self, pem: bytes) -> bool:
         """Keep a list that a parent sent if it is genuine and newer than ours; return whether it was newer."""
-        newer = authority.read_revoked(pem, self.authority, "the list of revoked certificates that arrived")
+        newer = authority.read_revoked(pem, self.authority, authority.ARRIVED)
         if newer.number <= self.revoked().number:
             return False
         try:
@@ -136,6 +137,37 @@ def identified(folder: Path, site: SiteConfig, pem: bytes, source: Path) -> Iden
     return identity
 
 
+class KitSigner:
+    """Signs as the site of a kit, and knows others by certificates that the federation's own authority signed."""
+
+    def __init__(self, kit: Kit, names: Sequence[str]) -> None:
+        """``names`` are those of all clients, by their numbers."""
+        self.kit, self.names = kit, names
+        self.certificate = x509.load_pem_x509_certificate(kit.certificate).public_bytes(Encoding.DER)
+        self._key = authority.as_key(kit.key, str(kit.folder))
+        self._credentials = credentials_of(kit.folder, kit.site)
+
+    def sign(self, content: bytes) -> bytes:
+        """Return the site's signature."""
+        return authority.sign(self._key, content)
+
+    def check(self, place: int, certificate: bytes, content: bytes, signature: bytes) -> None:
+        """Raise a DeployError unless the client of a number, counted from 1, signed this. Clients have no list of
+        certificates that were revoked: one is believed until it expires."""
+        if not 0 < place <= len(self.names):
+            raise DeployError(f"there is no client {place - 1} in this run")
+        name, source = self.names[place - 1], f"certificate of {self.names[place - 1]}"
+        with authority.readable(source, "certificate"):
+            pem = x509.load_der_x509_certificate(certificate).public_bytes(Encoding.PEM)
+        identity = self._credentials.identify(name, pem, source)
+        if (identity.name, identity.federation or self.kit.site.federation) != (name, self.kit.site.federation):
+            raise DeployError(f"{source}: it is that of {quoted(identity.name)} of {quoted(identity.federation)}")
+        if not identity.begins <= dt.datetime.now(dt.UTC) < identity.expires:
+            raise DeployError(f"{source}: it is not valid now; have it renewed (fedbac federation renew)")
+        if not authority.is_signature(signature, content, pem):
+            raise DeployError(f"{name} did not sign the keys that arrived in its name")
+
+
 class FederationFolder:
     """The folder of a federation: what it consists of, its authority, and a kit per site."""
 
@@ -181,11 +213,8 @@ class FederationFolder:
     def locked(cls, path: Path) -> Iterator[None]:
         """Let no other command change a federation meanwhile."""
         cls.load(path)  # what is no federation gets no lock
-        try:
-            with FileLock(path / "lock", timeout=authority.PATIENCE):
-                yield
-        except Timeout as error:
-            raise DeployError(f"{path}: another command is changing it; wait for its end") from error
+        with authority.alone(path):
+            yield
 
     def kit(self, name: str) -> Path:
         """Return the folder of a site's kit."""

@@ -14,8 +14,7 @@ from typing import BinaryIO
 
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
-from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.pki.signing import KitSigner
+from fedbac.deploy.pki.kits import Kit, KitSigner
 from fedbac.deploy.protocol.failures import SiteError
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.transports.pipes import FAILED, OK, receive, send

@@ -8,8 +8,7 @@ from nvflare.collab import collab
 
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
-from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.pki.signing import KitSigner
+from fedbac.deploy.pki.kits import Kit, KitSigner
 from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
