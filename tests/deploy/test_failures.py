@@ -29,7 +29,7 @@ from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, Federa
 from fedbac.deploy.transports.base import Refusal
 from fedbac.deploy.transports.connect import children_of
 from fedbac.deploy.transports.frames import Assembler, Kind, Outbox, Packet
-from fedbac.deploy.transports.nvflare.parent import FAILED, NvflareParent, Post
+from fedbac.deploy.transports.nvflare.parent import FAILED, Post
 from fedbac.deploy.transports.pipes import OK, send
 from fedbac.deploy.trial import free_ports
 from fedbac.errors import ConfigError, DeployError
@@ -120,7 +120,7 @@ def test_no_word_of_an_exception_leaves_a_site_over_nvflare(
             assert reply[0] == FAILED
             said_of(error, reply[1].decode(), caplog.text)
     caplog.clear()
-    broken = Post(FIRST, EDGE, 1000, {})
+    broken = Post(FIRST, EDGE, 1000, {}, identities.of(FIRST).certificate)
     broken.fail(error)
     status, told = broken.hello(EDGE)
     assert status == FAILED
@@ -131,8 +131,8 @@ def test_no_word_of_an_exception_leaves_a_site_over_nvflare(
 @contextmanager
 def _posted(certificate: Path, fail: Any) -> Iterator[Post]:
     """Yield where the calls of a child's parent arrive."""
-    post, stop = Post(FIRST, EDGE, 1000, {}), threading.Event()
-    thread = threading.Thread(target=NvflareParent(post, certificate).serve, args=(lambda: b"hello", fail, fail, stop))
+    post, stop = Post(FIRST, EDGE, 1000, {}, certificate), threading.Event()
+    thread = threading.Thread(target=post.serve, args=(lambda: b"hello", fail, fail, stop))
     thread.start()
     try:
         yield post

@@ -12,7 +12,7 @@ from fedbac.deploy.transports import nvflare
 from fedbac.deploy.transports.base import Refusal
 from fedbac.deploy.transports.nvflare.children import NvflareChildren, Trust
 from fedbac.deploy.transports.nvflare.files import FOLDER, JobOutcome, Returning, SiteOrder, ask_to_stop, stop_asked
-from fedbac.deploy.transports.nvflare.parent import END, FAILED, NvflareParent, Post
+from fedbac.deploy.transports.nvflare.parent import END, FAILED, Post
 from fedbac.errors import ConfigError
 from tests.deploy.links import EDGE, FIRST, SECOND, Identities
 
@@ -44,11 +44,8 @@ def serving(
     identities: Identities, name: str, answer: Callable[[bytes, threading.Event], bytes], hello: bytes = b"hello"
 ) -> Iterator[Wire]:
     """Serve as a child in a thread; yield the way to it."""
-    post, stop = Post(name, EDGE, LIMIT, {}), threading.Event()
-    thread = threading.Thread(
-        target=NvflareParent(post, identities.of(name).certificate).serve,
-        args=(lambda: hello, lambda welcome: None, answer, stop),
-    )
+    post, stop = Post(name, EDGE, LIMIT, {}, identities.of(name).certificate), threading.Event()
+    thread = threading.Thread(target=post.serve, args=(lambda: hello, lambda welcome: None, answer, stop))
     thread.start()
     try:
         yield Wire(post)
@@ -62,7 +59,7 @@ def children(
     wires: dict[str, Wire],
     greet: Callable[[str, bytes], bytes] = lambda name, hello: b"welcome",
 ) -> NvflareChildren:
-    post = Post(EDGE, "server", LIMIT, wires)
+    post = Post(EDGE, "server", LIMIT, wires, identities.of(EDGE).certificate)
     post.called.set()
     return NvflareChildren(post, [FIRST, SECOND], greet, Trust(identities.of(EDGE)), heartbeat=HEARTBEAT)
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from fedbac.deploy.metrics import METRICS
-from fedbac.deploy.pki.kits import CERTIFICATE_FILE, Kit, credentials_of
+from fedbac.deploy.pki.kits import Kit, credentials_of
 from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.transports.base import Answer, Children, Counted, Handshake, Parent
 from fedbac.files import make_folder
@@ -40,9 +40,9 @@ def serve_parent(kit: Kit, answer: Answer, stop: threading.Event, address: str |
     """Answer a site's parent until ``stop`` is set; ``address`` in place of what the kit says."""
     site, name = kit.site, kit.site.parent or ""
     if site.deploy.transport == "nvflare":
-        from fedbac.deploy.transports.nvflare.parent import NvflareParent, here
+        from fedbac.deploy.transports.nvflare.parent import here
 
-        parent: Parent = NvflareParent(here(), kit.folder / CERTIFICATE_FILE)
+        parent: Parent = here()
     else:
         from fedbac.deploy.transports.grpc import GrpcParent
 

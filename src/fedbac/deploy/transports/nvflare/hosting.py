@@ -6,8 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -77,21 +76,11 @@ class Host:
 def run_site(kit: Kit, order: SiteOrder, stop: threading.Event) -> None:
     """Have NVFlare run an edge or a client until ``stop`` is set. An edge is a relay and a client beside it."""
     order.save(kit.folder)
-    with hosted(kit, (RELAY, FOLDER) if kit.site.role == "edge" else (FOLDER,)) as host:
+    with closing(Host(kit, (RELAY, FOLDER) if kit.site.role == "edge" else (FOLDER,))) as host:
+        host.look_after()
         log.info("run by NVFlare, which logs to %s", kit.folder / FOLDER / LOG)
         while not stop.wait(LOOK):
             host.look_after()
-
-
-@contextmanager
-def hosted(kit: Kit, workspaces: tuple[str, ...]) -> Iterator[Host]:
-    """Yield NVFlare's processes of a site, begun; at the end they are ended."""
-    host = Host(kit, workspaces)
-    try:
-        host.look_after()
-        yield host
-    finally:
-        host.close()
 
 
 def _begin(workspace: Path) -> psutil.Popen:

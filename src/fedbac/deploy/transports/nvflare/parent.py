@@ -1,10 +1,10 @@
-"""A process's place in an NVFlare job: what others call here, the ways to the others, and a child's end of its link."""
+"""A process's place in an NVFlare job: what others call here, and the ways to the others."""
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedbac.deploy.pki.authority import read
 from fedbac.deploy.protocol.failures import Failure, SiteError
@@ -23,32 +23,34 @@ Reply = tuple[int, bytes]
 log = logging.getLogger("fedbac")
 
 
-class Role(NamedTuple):
-    """How a child answers its parent."""
-
-    hello: Callable[[], bytes]
-    welcomed: Callable[[bytes], None]
-    answer: Answer
-
-
 class Post:
-    """Where a parent's calls arrive, and where a parent finds the proxies of its children."""
+    """Where a parent's calls arrive, and where a parent finds the proxies of its children.
 
-    def __init__(self, name: str, parent: str | None, limit: int, proxies: Mapping[str, Any]) -> None:
+    To its own site it is the Parent over NVFlare (see the protocol): links are NVFlare's, and so is dialling again.
+    """
+
+    _hello: Callable[[], bytes]
+    _welcomed: Callable[[bytes], None]
+    _answer: Answer
+
+    def __init__(
+        self, name: str, parent: str | None, limit: int, proxies: Mapping[str, Any], certificate: Path
+    ) -> None:
         self.name, self.limit, self.proxies = name, limit, dict(proxies)
         self.called = threading.Event()
         """Set once all sites of the job can be called: the first that is called knows it by that."""
-        self._parent = parent
+        self._parent, self._certificate = parent, certificate
         self._serving = threading.Event()
-        self._role: Role | None = None
         self._broken: str | None = None
         self._busy = threading.Lock()
         self._number: int | None = None
         self._gone = threading.Event()
 
-    def serve(self, role: Role, stop: threading.Event) -> None:
-        """Answer as a role does until ``stop`` is set."""
-        self._role = role
+    def serve(
+        self, hello: Callable[[], bytes], welcomed: Callable[[bytes], None], answer: Answer, stop: threading.Event
+    ) -> None:
+        """Answer the parent's requests, one at a time, until ``stop`` is set."""
+        self._hello, self._welcomed, self._answer = hello, welcomed, answer
         self._serving.set()
         stop.wait()
         self._gone.set()
@@ -63,13 +65,13 @@ class Post:
     def hello(self, caller: str) -> Reply:
         """Say hello, once the role can."""
         self.called.set()
-        return self._reply(caller, lambda role: role.hello())
+        return self._reply(caller, lambda: read(self._certificate) + END + self._hello())
 
     def welcome(self, caller: str, said: bytes) -> Reply:
         """Take the parent's welcome."""
 
-        def take(role: Role) -> bytes:
-            role.welcomed(said)
+        def take() -> bytes:
+            self._welcomed(said)
             return b""
 
         return self._reply(caller, take)
@@ -77,7 +79,7 @@ class Post:
     def ask(self, caller: str, number: int, request: bytes) -> Reply:
         """Answer a request; one at a time."""
 
-        def answer(role: Role) -> bytes:
+        def answer() -> bytes:
             if not isinstance(request, bytes) or len(request) > self.limit:
                 raise SiteError(Failure.LONG_REQUEST, self.limit)
             if not self._busy.acquire(blocking=False):
@@ -85,7 +87,7 @@ class Post:
             try:
                 gone = self._gone = threading.Event()
                 self._number = number
-                found = role.answer(request, gone)
+                found = self._answer(request, gone)
             finally:
                 self._busy.release()
             return sendable(found, gone, self.limit)
@@ -99,50 +101,28 @@ class Post:
 
     def ping(self, caller: str) -> Reply:
         """Give a sign of life."""
-        return self._reply(caller, lambda role: b"")
+        return self._reply(caller, lambda: b"")
 
-    def _reply(self, caller: str, work: Callable[[Role], bytes]) -> Reply:
+    def _reply(self, caller: str, work: Callable[[], bytes]) -> Reply:
         if caller != self._parent:
             log.warning("refused a call by %s, which is not the parent of %s", visible(caller), self.name)
             return FAILED, f"{self.name} answers only to its parent".encode()
         if not self._serving.wait(FIRST):
             return FAILED, f"{self.name} is not ready yet".encode()
-        if self._broken is not None or self._role is None:
-            return FAILED, (self._broken or "it has ended").encode()
-        role = self._role
-        good, said = replied(lambda: work(role))
+        if self._broken is not None:
+            return FAILED, self._broken.encode()
+        good, said = replied(work)
         return OK if good else FAILED, said
 
 
-_here: list[Post] = []
-
-
-def take_post(post: Post) -> None:
-    """Make a post that of this process."""
-    _here[:] = [post]
+HERE: list[Post] = []
+"""The post of this process, once there is one."""
 
 
 def here() -> Post:
     """Return the post of this process."""
-    if not _here:
+    if not HERE:
         raise Refusal(
             "deploy.transport is nvflare: NVFlare runs the sites; start them by fedbac cloud, edge and client"
         )
-    return _here[0]
-
-
-class NvflareParent:
-    """The parent over NVFlare; see the protocol Parent. Links are NVFlare's, and so is dialling again."""
-
-    def __init__(self, post: Post, certificate: Path) -> None:
-        self._post, self._certificate = post, certificate
-
-    def serve(
-        self, hello: Callable[[], bytes], welcomed: Callable[[bytes], None], answer: Answer, stop: threading.Event
-    ) -> None:
-        """Answer the parent's requests, one at a time, until ``stop`` is set."""
-
-        def proven() -> bytes:
-            return read(self._certificate) + END + hello()
-
-        self._post.serve(Role(proven, welcomed, answer), stop)
+    return HERE[0]

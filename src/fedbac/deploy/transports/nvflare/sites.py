@@ -8,14 +8,14 @@ from nvflare.collab import collab
 
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
-from fedbac.deploy.pki.kits import Kit, KitSigner
+from fedbac.deploy.pki.kits import CERTIFICATE_FILE, Kit, KitSigner
 from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
 from fedbac.deploy.settings import CLOUD
 from fedbac.deploy.transports.connect import serve_parent
 from fedbac.deploy.transports.nvflare.files import SERVER, JobOutcome, SiteOrder, stop_asked
-from fedbac.deploy.transports.nvflare.parent import Post, Reply, take_post
+from fedbac.deploy.transports.nvflare.parent import HERE, Post, Reply
 from fedbac.errors import Error, RunInUseError, visible
 
 LOOK = 0.5
@@ -30,8 +30,8 @@ def _take_place() -> tuple[Kit, SiteOrder, Post]:
     kit, order = Kit.load(workspace.parent), SiteOrder.read(workspace)
     proxies = {proxy.name: proxy for proxy in collab.clients}
     parent = SERVER if kit.site.parent == CLOUD else kit.site.parent
-    post = Post(kit.site.name, parent, kit.site.deploy.max_bytes, proxies)
-    take_post(post)
+    post = Post(kit.site.name, parent, kit.site.deploy.max_bytes, proxies, kit.folder / CERTIFICATE_FILE)
+    HERE[:] = [post]
     return kit, order, post
 
 

@@ -25,7 +25,7 @@ from fedbac.deploy.transports.nvflare.files import (
     ask_to_stop,
     write_job,
 )
-from fedbac.deploy.transports.nvflare.hosting import Host, hosted
+from fedbac.deploy.transports.nvflare.hosting import Host
 from fedbac.errors import DeployError
 from fedbac.files import make_folder, read_json, write_whole
 from fedbac.runs.stopping import Stop
@@ -66,7 +66,7 @@ class Supervisor:
         _keep_within(self.kit.folder / FOLDER)
         order.save(self.kit.folder)
         fruitless = 0
-        with hosted(self.kit, (FOLDER,)) as host:
+        with contextlib.closing(Host(self.kit, (FOLDER,))) as host:
             try:
                 while True:
                     before = self.round
