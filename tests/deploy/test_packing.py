@@ -263,6 +263,4 @@ def test_networks_that_changed_are_named_by_text(had: Any, tmp_path: Path) -> No
     enrolled = federation.enrol()
     order = message({}, charter=enrolled.charter.id, had=had)
     with pytest.raises(WireError, match="had"):
-        read_train_request(
-            order, enrolled.charter, enrolled.charter.sites[0], None, Shelf(lambda: enrolled.charter.first)
-        )
+        read_train_request(order, enrolled.charter, enrolled.charter.sites[0], Shelf(lambda: enrolled.charter.first))

@@ -223,12 +223,11 @@ def train_request(order: TrainOrder, charter: Charter, expected: Expectations) -
     return sent("train", changes, "order/bank", charter=charter.id, order=order, had=had, expected=expected)
 
 
-def read_train_request(
-    message: Message, charter: Charter, site: Site, selection: Any, shelf: Shelf
-) -> tuple[TrainOrder, Expectations]:
+def read_train_request(message: Message, charter: Charter, site: Site, shelf: Shelf) -> tuple[TrainOrder, Expectations]:
     """Return an order as an edge receives it, without what it and its clients own; and what they must have."""
     bank, count = charter.owners.without(charter.template, "edge", "client"), len(site.clients)
     owner_R = {part: np.arange(trees.count(charter.first[part])) for part in bank}
+    selection = charter.experiment.method.selection.init(count)
     like = TrainOrder(site.index, 0, bank, _rows(charter, count), selection, moved=False, owner_R=owner_R)
     whole = unpacked(message, "order/bank", charter.codec(f"{charter.above}_down"), _had(message, bank, shelf))
     found = received(whole, order=replace(like, teachers=_taught(charter, count)))
@@ -261,10 +260,11 @@ def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: S
 
 
 def read_measure_request(
-    message: Message, charter: Charter, site: Site, selection: Any
+    message: Message, charter: Charter, site: Site
 ) -> tuple[MeasureOrder, int, tuple[str, ...], Expectations]:
     """Return an order as an edge receives it, without what it owns; the round; and what must be there of it."""
     bank, wanted = charter.owners.without(charter.template, "edge", "client"), Wanted(_rows(charter, 1), "test")
+    selection = charter.experiment.method.selection.init(len(site.clients))
     like = MeasureOrder(site.index, bank, (wanted,), selection=selection, selected=site.clients)
     found = received(message, order=like)
     return found["order"], found["round"], found["kept"], found["expected"]

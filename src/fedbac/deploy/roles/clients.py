@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -146,15 +146,12 @@ class Clients:
         numbers = 2 + (self.charter.epochs(train.phases) if "epochs" in train.keep else 0)
         secret = request.secret
         assert secret is not None
-        placed = {client: place for place, client in enumerate(train.clients)}
 
-        def work(client: int) -> bytes:
-            return work_of(training_of(train, placed[client], self.charter), secret.fixed, self.charter)
+        def asked(client: int) -> Train:
+            return training_of(train, train.clients.index(client), self.charter)
 
         again = partial(fit, whole=True)
-        outcome = self._sums(groups, "secret_fit", secret, fit, again, work, (summed.width, numbers))
-        self.standing.strike_late(outcome.reasons, self.charter.names.__getitem__)
-        self._note(members, outcome.reasons)
+        outcome = self._sums(groups, "secret_fit", secret, fit, again, asked, (summed.width, numbers))
         self.before, self.broken = (train.round, train.edge_round + 1), set()
         for group, total in outcome.totals.items():
             if int(total.numbers[0]) > int(request.size_C[summed.groups[group]].sum()):  # nobody can tell who lied
@@ -168,13 +165,18 @@ class Clients:
         secret: Secret,
         payload: Callable[[int], bytes],
         whole: Callable[[int], bytes],
-        work: Callable[[int], bytes],
+        asked: Callable[[int], Train | Evaluate],
         size: tuple[int, int],
     ) -> Outcome:
+        def work(client: int) -> bytes:
+            return work_of(asked(client), secret.fixed, self.charter)
+
         outcome = Summing(self.charter, self.reach.ask, groups).play(kind, secret.fixed, payload, whole, work, size)
         if not outcome.totals:
             few = max(outcome.few, key=lambda one: one.numbers[1])
             raise TooFewClientsError(Failure.FEW_IN_SUM, *few.numbers)
+        self.standing.strike_late(outcome.reasons, self.charter.names.__getitem__)
+        self._note([client for group in groups for client in group], outcome.reasons)
         return outcome
 
     def _mean(self, part: str, request: Average, updates: "Updates", healthy_C: BoolArray) -> Params:
@@ -262,26 +264,16 @@ class Clients:
         names, members = self.charter.names, self.charter.commitments.keys() - self.standing.back.keys()
         return {client: message for client, message in messages.items() if names[client] in members}
 
-    def _summed_measurement(self, request: Evaluate, owners: tuple[int, ...]) -> list[Measured]:
+    def _summed_measurement(self, request: Evaluate) -> list[Measured]:
         """Have clients measure where only their sum may be known; return everybody's mean for each."""
-        secret, count = request.secret, 1 if request.paired else request.num_models
+        secret, owners, count = request.secret, request.owners, 1 if request.paired else request.num_models
         assert secret is not None
-        members = self._without_resting(dict.fromkeys(owners, b""))
-        placed = {owner: place for place, owner in enumerate(owners)}
-        made: dict[tuple[int, Expected], bytes] = {}
+        members, message = list(self._without_resting(dict.fromkeys(owners, b""))), self._asking(request)
 
-        def asked(owner: int) -> bytes:
-            same = (placed[owner] if request.paired else 0, self._expected(owner))
-            if same not in made:
-                made[same] = self._asked(request, *same)
-            return made[same]
+        def asked(owner: int) -> Evaluate:
+            return evaluation_of(request, owners.index(owner), self.charter)
 
-        def work(owner: int) -> bytes:
-            return work_of(evaluation_of(request, placed[owner], self.charter), secret.fixed, self.charter)
-
-        outcome = self._sums([list(members)], "secret_evaluate", secret, asked, asked, work, (0, 1 + 2 * count))
-        self.standing.strike_late(outcome.reasons, self.charter.names.__getitem__)
-        self._note(members, outcome.reasons)
+        outcome = self._sums([members], "secret_evaluate", secret, message, message, asked, (0, 1 + 2 * count))
         held, most = self.charter.held(request.split), request.max_samples
         count_G = np.array([min(held[owner], held[owner] if most is None else most) for owner in owners])
         count_G = np.where(np.isin(owners, list(outcome.added)), count_G, 0)
@@ -292,15 +284,9 @@ class Clients:
 
     def _asked_of_clients(self, request: Evaluate) -> list[Measured]:
         if request.secret is not None:
-            return self._summed_measurement(request, request.owners)
-        made: dict[tuple[int, Expected], bytes] = {}
-        messages = {}
-        for place, owner in enumerate(request.owners):
-            same = (place if request.paired else 0, self._expected(owner))
-            if same not in made:
-                made[same] = self._asked(request, *same)
-            messages[owner] = made[same]
-        messages = self._without_resting(messages)
+            return self._summed_measurement(request)
+        message = self._asking(request)
+        messages = self._without_resting({owner: message(owner) for owner in request.owners})
         answers, reasons = self.reach.ask(messages)
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
         lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)
@@ -351,13 +337,20 @@ class Clients:
 
     def _summed_of_edge(self, request: Evaluate, edge: int) -> Measured:
         """Return what the clients of an edge measured on all their data together, of which only sums may be known."""
-        own = self.charter.clients[edge]
-        each = self._summed_measurement(replace(request, owners=own, level="client"), own)
+        each = self._summed_measurement(replace(request, owners=self.charter.clients[edge], level="client"))
         held = [one for one in each if one.count_G.any()]
         if not held:
             raise WireError("none of its clients that hold some answered")
         count_G = np.array([sum(int(one.count_G[0]) for one in held)])
         return replace(held[0], count_G=count_G)
+
+    def _asking(self, request: Evaluate) -> Callable[[int], bytes]:
+        """Return what makes the message by which a client measures; those that measure alike are sent the same."""
+        placed, made = (
+            {owner: place for place, owner in enumerate(request.owners)},
+            cache(partial(self._asked, request)),
+        )
+        return lambda owner: made(placed[owner] if request.paired else 0, self._expected(owner))
 
     def _asked(self, request: Evaluate, place: int, expected: Expected) -> bytes:
         return evaluate_request(request, place, self.before, self.charter, expected)

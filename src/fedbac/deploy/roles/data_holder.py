@@ -190,9 +190,12 @@ class DataHolder:
             )
         with one_thread():
             if message.kind == "evaluate":
-                return self._evaluate(message)
+                return sent("evaluation", measured=self.evaluate(message)[1])
             try:
-                return self.sums.answer(message) if message.kind in SECRET else self._fit(message)
+                if message.kind in SECRET:
+                    return self.sums.answer(message)
+                _, trained, changes = self.fit(message)
+                return sent("update", changes, "trained/parts_C", trained=trained)
             except ForgottenError:
                 return FORGOTTEN
 
@@ -310,11 +313,6 @@ class DataHolder:
         """What was released of this run with noise."""
         return Releases(self.state / self.terms.run)
 
-    def _fit(self, message: Message) -> bytes:
-        """Train as asked; what the client owns stays here."""
-        _, trained, changes = self.fit(message)
-        return sent("update", changes, "trained/parts_C", trained=trained)
-
     def fit(self, message: Message) -> tuple[Train, Trained, Changes]:
         """Train as asked; return what was asked, what is sent of what was learned, and how."""
         charter, experiment = self.terms, self.terms.experiment
@@ -365,9 +363,6 @@ class DataHolder:
             told = bool(request.keep) or not (1 <= request.round <= task.rounds and request.edge_round < edge_rounds)
         if told:
             raise WireError("it asks for more about the data than method.privacy has noise for")
-
-    def _evaluate(self, message: Message) -> bytes:
-        return sent("evaluation", measured=self.evaluate(message)[1])
 
     def evaluate(self, message: Message) -> tuple[Evaluate, Measured]:
         """Measure models as asked, with what the client owns in place; return what was asked, too."""

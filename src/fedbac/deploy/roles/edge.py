@@ -31,7 +31,6 @@ from fedbac.deploy.protocol.charter import (
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.handshake import check_hello, hello
 from fedbac.deploy.protocol.messages import (
-    Expectations,
     Expected,
     check_rows,
     read_measure_request,
@@ -71,12 +70,8 @@ class OrderHandler:
         self.releases = Releases(state / charter.run)
         self.shelf = Shelf(lambda: charter.first)
         """The networks that the site was sent last."""
-        self.trained: tuple[int, Parts] = (0, {})
-        """The last round that was trained here, and the averages of it."""
-
-    def expect(self, expected: Expectations) -> None:
-        """Take what the site and its clients must have kept."""
-        self.clients.expected = expected
+        self.trained: dict[int, Parts] = {}
+        """The averages of the last round that was trained here, by its number."""
 
     def own(self, before: tuple[int, int], received: Parts) -> Parts:
         """Return the parts that the site owns, and what stands for those of its clients."""
@@ -87,14 +82,6 @@ class OrderHandler:
         own = self.charter.own("edge", self.site.index, (kept or NOTHING)["parts"], received)
         return own | self.charter.unknown(len(self.site.clients))
 
-    def first_memory(self) -> Any:
-        """Return what the selection policy remembers before the first round, as a template."""
-        return self.charter.experiment.method.selection.init(len(self.site.clients))
-
-    def averages(self, round_: int) -> Parts:
-        """Return what the site itself averaged in a round; nothing if it was not there."""
-        return self.trained[1] if self.trained[0] == round_ else {}
-
     def train(self, order: TrainOrder, gone: threading.Event) -> TrainReport:
         """Run a round with the clients that are there, and have not to sit it out."""
         at = (order.round, order.edge_round)
@@ -102,11 +89,13 @@ class OrderHandler:
         present_N = self._present()
         self.clients.before = at
         parts = self.charter.experiment.method.personalization.parts
-        memory = self._memory(order)
+        memory, experiment, common = self._memory(order), self.charter.experiment, None
+        if experiment.promise is not None:  # a secret of the site takes the place of the seed
+            common = Common(experiment, order.round, self.releases.secret, self.releases.once)
         links = {name: memory.of(name) for name in memory.whole}
         order = replace(order, bank={part: order.bank[part] for part in parts}, links=links)
         try:
-            report = cast(TrainReport, self._drive(order, gone, present_N, self._common(order.round)))
+            report = cast(TrainReport, self._drive(order, gone, present_N, common))
         except SiteError as error:
             if error.failure is not Failure.SPENT:
                 raise
@@ -119,7 +108,7 @@ class OrderHandler:
             raise TooFewClientsError(Failure.FEW_TRAINED, came, chosen, least)
         own = self.charter.owners.only(report.bank, "edge")
         self.local_state.keep(at, parts=own, links=memory.with_(report.links))
-        self.trained = (order.round, report.bank)
+        self.trained = {order.round: report.bank}
         self.clients.standing.keep()
         return replace(report, reasons=dict(self.clients.standing.news))
 
@@ -128,16 +117,10 @@ class OrderHandler:
         self.clients.before = (round_ + 1, 0)
         return cast(MeasureReport, self._drive(order, gone, None))
 
-    def _common(self, round_: int) -> Common | None:
-        """Return how a round is played where privacy is promised: with a secret of the site instead of the seed."""
-        experiment = self.charter.experiment
-        if experiment.promise is None:
-            return None
-        return Common(experiment, round_, self.releases.secret, self.releases.once)
-
     def _memory(self, order: TrainOrder) -> Remembered:
         """Return what the links of which the site is the sender remember from before an order."""
-        experiment, method, of_site = self.charter.experiment, self.charter.experiment.method, self._sends
+        experiment, method = self.charter.experiment, self.charter.experiment.method
+        of_site = "client_down", f"{self.charter.above}_up"
         held = {part: SiteRows(owner_R, order.row_N[part]) for part, owner_R in order.owner_R.items()}
         _, kept = self.local_state.before((order.round, order.edge_round))
         if kept is not None:
@@ -155,11 +138,6 @@ class OrderHandler:
             return memory  # its region had not chosen it yet
         # It was away, or lost its memory: what clients have is unknown, so they are sent all of what it was sent.
         return Remembered(memory.with_({"client_down": order.bank}), held)
-
-    @property
-    def _sends(self) -> tuple[str, str]:
-        """The links of which the site is the sender, and so remembers what they do."""
-        return "client_down", f"{self.charter.above}_up"
 
     def _present(self) -> BoolArray:
         here, resting, names = self.reach.clients(), self.clients.standing.back, self.charter.names
@@ -359,8 +337,8 @@ class Edge:
 
     def _train(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
         charter = handler.charter
-        order, expected = read_train_request(message, charter, handler.site, handler.first_memory(), handler.shelf)
-        handler.expect(expected)
+        order, expected = read_train_request(message, charter, handler.site, handler.shelf)
+        handler.clients.expected = expected
         own = handler.own((order.round, order.edge_round), order.bank)
         here = {part: np.array([handler.site.index]) for part in charter.owners.only(own, "edge")}
         check_rows(order.row_N, order.bank | own)
@@ -373,10 +351,9 @@ class Edge:
         return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
     def _measure(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:
-        site, memory = handler.site, handler.first_memory()
-        order, round_, kept, expected = read_measure_request(message, handler.charter, site, memory)
-        handler.expect(expected)
-        own, trained = handler.own((round_ + 1, 0), order.bank), handler.averages(round_)
+        order, round_, kept, expected = read_measure_request(message, handler.charter, handler.site)
+        handler.clients.expected = expected
+        own, trained = handler.own((round_ + 1, 0), order.bank), handler.trained.get(round_, {})
         if not set(kept) <= set(trained):
             raise WireError(f"measure: the edge has no {quoted(kept)} of this round, as it was not there to train it")
         used = {part for wanted in order.wanted for part in wanted.row_V}

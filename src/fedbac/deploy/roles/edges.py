@@ -24,7 +24,7 @@ from fedbac.deploy.roles.edge import REGIONS_AT_CLOUD, OrderHandler
 from fedbac.deploy.roles.history import EDGE, History
 from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import STANDING, Drift, Standing
-from fedbac.deploy.roles.under_way import Heard, Kept, UnderWay, last_counted
+from fedbac.deploy.roles.under_way import Heard, Kept, UnderWay
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
 from fedbac.deploy.spool import Payload
 from fedbac.deploy.transports.base import Answered, Children
@@ -215,7 +215,7 @@ class RemoteEdges(Remote):
         super().__init__(charter, *rest)
         self.standing = Standing.kept(self.deploy.outlier_factor, state / charter.run / STANDING)
         """Of edges; that of clients is their edges' affair."""
-        kept = Kept(state / self.charter.run / "arrived", self.charter, self._first_memory)
+        kept = Kept(state / self.charter.run / "arrived", self.charter)
         self.under_way = UnderWay(self._ask_one, kept, len(self.members))
         self.averaged: set[int] = set()
         """Sites that have answered the last order which they were given in this round."""
@@ -280,7 +280,7 @@ class RemoteEdges(Remote):
     def busy(self, round_: int) -> frozenset[int]:
         """Return the sites that, as a round begins, have yet to answer an order of an earlier one."""
         if self.under_way.round == 0:
-            self.under_way.resume(round_, last_counted(self.history.records()), self._read_again)
+            self.under_way.resume(round_, self.history.records(), self._read_again)
         return self.under_way.busy(round_)
 
     @property
@@ -416,9 +416,6 @@ class RemoteEdges(Remote):
         self.standing.strike_late(late, str)
         return reports, reasons | late
 
-    def _first_memory(self, m: int) -> Any:
-        return self.charter.experiment.method.selection.init(len(self.charter.sites[m].clients))
-
     def _ask(
         self,
         messages: Mapping[str, bytes],
@@ -484,31 +481,31 @@ class RelayReach:
 
     def clients(self) -> frozenset[int]:
         """Ask the edges which clients are there."""
-        return self._relayed({m: ({}, None) for m in self.charter.members})[2]
+        return self._relayed({m: {} for m in self.charter.members})[2]
 
     def ask(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send clients their messages, those of an edge together."""
-        to: dict[int, tuple[dict[int, bytes], bytes | None]] = {}
+        to: dict[int, dict[int, bytes]] = {}
         for client, message in messages.items():
-            to.setdefault(self.edge_of[client], ({}, None))[0][client] = message
+            to.setdefault(self.edge_of[client], {})[client] = message
         answers, reasons, _ = self._relayed(to)
         reasons |= {client: "its edge is not there" for client in messages if client not in {*answers, *reasons}}
         return answers, reasons
 
     def ask_edges(self, messages: Mapping[int, bytes]) -> Answered[int]:
         """Send edges what they are to measure on their own test data."""
-        answers, lost, _ = self._relayed({edge: ({}, message) for edge, message in messages.items()})
+        answers, lost, _ = self._relayed({edge: {-1 - edge: message} for edge, message in messages.items()})
         found = {edge: answers[-1 - edge] for edge in messages if -1 - edge in answers}
         return found, {edge: lost.get(-1 - edge, "it is not there") for edge in messages if edge not in found}
 
     def _relayed(
-        self, to: Mapping[int, tuple[Mapping[int, bytes], bytes | None]]
+        self, to: Mapping[int, Mapping[int, bytes]]
     ) -> tuple[dict[int, bytes], dict[int, str], frozenset[int]]:
         """Return answers and reasons by client, and who is there; edge m itself is number -1 - m."""
-        messages = {edge_name(m): self._packed(each, own) for m, (each, own) in to.items()}
+        messages = {edge_name(m): self._packed(each) for m, each in to.items()}
         replies, lost = self.remote.caller.ask(messages, self.remote.patience)
         answers, reasons, here = dict[int, bytes](), dict[int, str](), set[int]()
-        for m, (each, own) in to.items():
+        for m, each in to.items():
             mine = {str(client): client for client in self.charter.clients[m]} | {EDGE: -1 - m}
             try:
                 if edge_name(m) in lost:
@@ -520,16 +517,14 @@ class RelayReach:
                 answers |= {mine[c]: answer for c, answer in found["answer"].items()}
                 reasons |= {mine[c]: quoted(why) for c, why in found["reasons"].items() if c in mine}
             except WireError as error:
-                asked = [*each, *([-1 - m] if own is not None else [])]
-                reasons |= dict.fromkeys(asked, f"{edge_name(m)}: {error}")
+                reasons |= dict.fromkeys(each, f"{edge_name(m)}: {error}")
         return answers, reasons, frozenset(here)
 
-    def _packed(self, each: Mapping[int, bytes], own: bytes | None) -> bytes:
+    def _packed(self, each: Mapping[int, bytes]) -> bytes:
         """Return a relay; a message that several clients get travels once."""
         places: dict[bytes, str] = {}
-        to = {str(client): places.setdefault(message, str(len(places))) for client, message in each.items()}
-        if own is not None:
-            to[EDGE] = places.setdefault(own, str(len(places)))
+        named = {EDGE if client < 0 else str(client): message for client, message in each.items()}
+        to = {name: places.setdefault(message, str(len(places))) for name, message in named.items()}
         payload = {place: message for message, place in places.items()}
         return sent("relay", charter=self.charter.id, to=to, payload=payload)
 
@@ -545,7 +540,7 @@ class RemoteClients(Remote):
         """Run the order here, with clients elsewhere."""
         (order,) = orders
         self.begin(order.round, self._too_few)
-        self.handler.expect(self.history.expected(0))
+        self.handler.clients.expected = self.history.expected(0)
         with self._heard():
             own = self.handler.own((order.round, 0), order.bank)
             here = replace(order, bank=dict(order.bank) | own, momentum=None)

@@ -30,8 +30,8 @@ log = logging.getLogger("fedbac")
 class Kept:
     """Answers on the disk, each with what it answers."""
 
-    def __init__(self, folder: Path, charter: Charter, selection: Any) -> None:
-        self.folder, self.charter, self.selection = folder, charter, selection
+    def __init__(self, folder: Path, charter: Charter) -> None:
+        self.folder, self.charter = folder, charter
 
     def add(self, m: int, request: bytes, answer: Payload) -> None:
         """Keep the answer of a site."""
@@ -58,7 +58,7 @@ class Kept:
                 with opened(request) as asked, opened(answer) as said:
                     message, trained = decode(asked.read(), ("train",)), decode(said.read(), ("trained",))
                 shelf = Shelf(lambda: self.charter.first)
-                order, _ = read_train_request(message, self.charter, site, self.selection(m), shelf)
+                order, _ = read_train_request(message, self.charter, site, shelf)
                 own = self.charter.own("edge", m, {}, order.bank) | self.charter.unknown(len(site.clients))
                 yield replace(order, bank=order.bank | own), trained
             except (WireError, OSError) as error:
@@ -120,10 +120,14 @@ class UnderWay:
         self.came[arrival.order.site] = arrival
 
     def resume(
-        self, round_: int, counted: Mapping[int, int], read: Callable[[TrainOrder, Message], Arrival | None]
+        self,
+        round_: int,
+        records: Sequence[Mapping[str, Any]],
+        read: Callable[[TrainOrder, Message], Arrival | None],
     ) -> None:
-        """Take what had come before the cloud was started again; ``counted`` is the last round that counted a site."""
+        """Take what had come before the cloud was started again, but for what some round has counted."""
         self.round = round_
+        counted = {m: record["round"] for record in records for m in record.get("edges_back", ())}
         for order, message in list(self.kept.found()):
             arrival = read(order, message) if counted.get(order.site, 0) < order.round <= round_ else None
             if arrival is None:
@@ -135,8 +139,3 @@ class UnderWay:
     def close(self) -> None:
         """Wait for nobody."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def last_counted(records: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Return by site the last round in which something of it counted."""
-    return {m: record["round"] for record in records for m in record.get("edges_back", ())}
