@@ -34,7 +34,7 @@ MAY_WRITE = {
     "fedbac/runs/records.py",
     "fedbac/deploy/metrics.py",
     "fedbac/deploy/transports/handshakes.py",
-    "fedbac/deploy/transports/pipes.py",
+    "fedbac/deploy/roles/client.py",
     "fedbac/deploy/trial.py",
     "fedbac/deploy/transports/nvflare/hosting.py",
     "fedbac/deploy/transports/nvflare/project.py",

@@ -105,7 +105,7 @@ MUTANTS = {
         "tests/deploy/test_under_way.py::test_an_edge_that_comes_late_need_not_have_kept_what_the_cloud_asks_about",
     ),
     "a second answer to a round from other networks": Mutant(
-        "deploy/roles/releases.py", "kept is None or kept[0] != stamp", "kept is None", SPENT
+        "deploy/roles/releases.py", "kept is None or kept[\"stamp\"] != stamp", "kept is None", SPENT
     ),
     "a sum over who came, which tells of who broke down": Mutant(
         "rounds/privacy.py", "/ total\n", "/ max(float(trained.weight[part][row]), 1)\n", EXPECTED

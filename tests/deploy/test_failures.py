@@ -22,6 +22,7 @@ from fedbac.deploy.pki.kits import FederationFolder, Kit
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.handshake import hello
 from fedbac.deploy.protocol.wire import WireError, decode, encode
+from fedbac.deploy.roles.client import OK, send
 from fedbac.deploy.roles.edge import run_edge
 from fedbac.deploy.roles.enrolment import enrol
 from fedbac.deploy.roles.worker import serve
@@ -30,7 +31,6 @@ from fedbac.deploy.transports.base import Refusal
 from fedbac.deploy.transports.connect import children_of
 from fedbac.deploy.transports.frames import Assembler, Kind, Outbox, Packet
 from fedbac.deploy.transports.nvflare.parent import FAILED, Post
-from fedbac.deploy.transports.pipes import OK, send
 from fedbac.deploy.trial import free_ports
 from fedbac.errors import ConfigError, DeployError
 from fedbac.runs.configure import configure

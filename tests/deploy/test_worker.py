@@ -10,8 +10,8 @@ import pytest
 
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.wire import encode
+from fedbac.deploy.roles.client import FAILED, OK, Worker, receive, send
 from fedbac.deploy.roles.worker import serve
-from fedbac.deploy.transports.pipes import FAILED, OK, Worker, receive, send
 from fedbac.errors import DeployError
 
 
@@ -72,7 +72,7 @@ def test_work_for_a_client_that_was_killed_ends_quietly(answered: int, caplog: p
 NOTING = """
 import sys
 from fedbac.deploy.protocol.failures import Failure, SiteError
-from fedbac.deploy.transports.pipes import OK, receive, send
+from fedbac.deploy.roles.client import OK, receive, send
 heard = []
 send(sys.stdout.buffer, OK, b"")
 while (request := receive(sys.stdin.buffer)) is not None:

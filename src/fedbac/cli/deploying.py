@@ -214,7 +214,7 @@ def client(
             _host(kit, data, state, device, stop)
         else:
             with _monitored(kit, metrics, health):
-                run_client(kit, data, stop, address=parent, state=state, idle=idle, runtime={"device": device})
+                run_client(kit, data, stop, address=parent, state=state, idle=idle, device=device)
 
 
 def status(

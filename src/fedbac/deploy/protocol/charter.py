@@ -235,9 +235,9 @@ class Charter:
         """An example of the right shape."""
         return torch.from_numpy(self.blank())
 
-    def blank(self, count: int = 1) -> Any:
-        """Return so many examples that say nothing."""
-        return np.zeros((count, *self.shape), dtype=self.dtype)
+    def blank(self) -> Any:
+        """Return an example that says nothing."""
+        return np.zeros((1, *self.shape), dtype=self.dtype)
 
     def blank_labels(self) -> Any:
         """Return the label of an example that says nothing."""

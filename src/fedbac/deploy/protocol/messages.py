@@ -50,6 +50,8 @@ class Expected:
 
 Expectations = Mapping[str, Expected]
 """By the number of a client, and of the site itself under ``edge``."""
+SUM: dict[str, Any] = {"charter": str, "session": str}
+WORK: dict[str, Any] = {"places": Places, "fixed": Scale, "payload": Unchecked[bytes]}
 MESSAGES: Mapping[str, Mapping[str, Any]] = {
     # How a run begins. An edge tells the classes and sums of all its clients together, and is told their holdings. Of
     # clients that join later, ``only`` those, it tells neither: they would be those of one client. Who is ``without``
@@ -85,18 +87,12 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
     # The five messages of a secret sum, and the one kind of answers. Clients are numbered from 1; ``places`` are those
     # of the sum, in the order of its ring; then those who shared their secrets, whose numbers came, and who gave
     # proofs. ``payload`` is what a client is to do for it: a ``fit`` or an ``evaluate``.
-    "secret_keys": {"charter": str, "session": str},
-    "secret_shares": {"charter": str, "session": str, "places": Places, "keys": Unchecked[bytes]},
-    "secret_fit": {"charter": str, "session": str, "places": Places, "fixed": Scale, "payload": Unchecked[bytes]},
-    "secret_evaluate": {"charter": str, "session": str, "places": Places, "fixed": Scale, "payload": Unchecked[bytes]},
-    "secret_confirm": {"charter": str, "session": str, "places": Places},
-    "secret_unmask": {
-        "charter": str,
-        "session": str,
-        "places": Places,
-        "proofs": Unchecked[bytes],
-        "sealed": Unchecked[bytes],
-    },
+    "secret_keys": SUM,
+    "secret_shares": SUM | {"places": Places, "keys": Unchecked[bytes]},
+    "secret_fit": SUM | WORK,
+    "secret_evaluate": SUM | WORK,
+    "secret_confirm": SUM | {"places": Places},
+    "secret_unmask": SUM | {"places": Places, "proofs": Unchecked[bytes], "sealed": Unchecked[bytes]},
     "secret": {"data": Unchecked[bytes]},
     # A model after a round, on its way from the cloud to an edge and from an edge to a client, and as a site keeps it:
     # then with the parts that the site owns, and with the text of the charter instead of its hash.
@@ -338,14 +334,6 @@ def evaluation_of(request: Evaluate, place: int, charter: Charter) -> Evaluate:
         used, rows[part] = np.unique(row_V[place : place + 1] if request.paired else row_V, return_inverse=True)
         bank[part] = {name: value[torch.as_tensor(used)] for name, value in request.bank[part].items()}
     return replace(request, bank=charter.owners.without(bank, "client"), row_V=rows)
-
-
-def evaluate_request(
-    request: Evaluate, place: int, before: tuple[int, int], charter: Charter, expected: Expected
-) -> bytes:
-    """Return a request to one of its owners."""
-    bare = evaluation_of(request, place, charter)
-    return sent("evaluate", charter=charter.id, request=bare, before=before, expected=expected)
 
 
 def work_of(asked: Train | Evaluate, fixed: Scale, charter: Charter) -> bytes:

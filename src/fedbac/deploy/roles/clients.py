@@ -24,11 +24,11 @@ from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
     Expectations,
     Expected,
-    evaluate_request,
     evaluation_of,
     fit_request,
     read_evaluation,
     read_update,
+    sent,
     start_of,
     training_of,
     work_of,
@@ -353,7 +353,8 @@ class Clients:
         return lambda owner: made(placed[owner] if request.paired else 0, self._expected(owner))
 
     def _asked(self, request: Evaluate, place: int, expected: Expected) -> bytes:
-        return evaluate_request(request, place, self.before, self.charter, expected)
+        bare = evaluation_of(request, place, self.charter)
+        return sent("evaluate", charter=self.charter.id, request=bare, before=self.before, expected=expected)
 
     def _expected(self, client: int) -> Expected:
         return self.expected.get(str(client), Expected()) if self.charter.keeps("client") else Expected()

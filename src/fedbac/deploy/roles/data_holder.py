@@ -1,7 +1,6 @@
 """A site's own work: training on its data and measuring with them. The only place that sees examples."""
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,16 +34,15 @@ from fedbac.deploy.protocol.packing import ForgottenError, Shelf
 from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.models import read_models
-from fedbac.deploy.roles.releases import Releases
+from fedbac.deploy.roles.releases import Releases, RoundFiles, Training
 from fedbac.deploy.roles.secret_sums import SECRET, SecretSums
 from fedbac.deploy.secret.member import Signer
 from fedbac.engines.adjusting import adjusted
 from fedbac.errors import DeployError
-from fedbac.files import make_folder, opened, remove, write_whole
+from fedbac.files import remove
 from fedbac.local import Examples, make_trainer, one_thread, per_example
 from fedbac.rounds.privacy import silent
 
-NAME = re.compile(r"own-(\d{6,})-(\d+)\.safetensors")
 ROUNDS_BACK = 3
 """How far a cloud may go back: it keeps two checkpoints, and may have died before it wrote one."""
 GREY = 128
@@ -53,20 +51,16 @@ NOTHING: dict[str, Any] = {"parts": {}, "momentum": {}, "left": {}, "links": {}}
 
 log = logging.getLogger("fedbac")
 
-Training = tuple[int, int]
-"""A round and an edge round."""
 
-
-class LocalState:
+class LocalState(RoundFiles):
     """The versions of what one owner keeps, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    name, kind = "own", "version"
 
     def before(self, moment: Training) -> tuple[int, dict[str, Any] | None]:
         """Return the round of the newest version before a moment that can be read, and what it holds; or 0 and None."""
         for made, file in sorted(self._files().items(), reverse=True):
-            if made < moment and (kept := _read(file)) is not None:
+            if made < moment and (kept := self._read(file)) is not None:
                 return made[0], kept
         return 0, None
 
@@ -96,41 +90,20 @@ class LocalState:
         """Take the newest version before a moment, else the first after it, else none, for that of another round."""
         files = self._files()
         order = [*sorted((m for m in files if m < moment), reverse=True), *sorted(m for m in files if m >= moment)]
-        made, kept = next(((m, kept) for m in order if (kept := _read(files[m])) is not None), (None, None))
+        made, kept = next(((m, kept) for m in order if (kept := self._read(files[m])) is not None), (None, None))
         log.warning("going on with the state of round %s instead of %d, as the cloud wants", made and made[0], trained)
-        write_whole(make_folder(self.folder) / _name((trained, 0)), sent("version", **(kept or NOTHING)), mode=0o600)
+        self._write((trained, 0), **(kept or NOTHING))
         return kept
 
     def keep(self, moment: Training, **kept: Parts | dict[str, Parts]) -> None:
         """Write a version if there is something to keep, and remove those that nobody goes back to."""
         if not any(kept.values()):
             return
-        make_folder(self.folder)
-        write_whole(self.folder / _name(moment), sent("version", **{**NOTHING, **kept}), mode=0o600)
+        self._write(moment, **{**NOTHING, **kept})
         files = self._files()
         old = sorted(made for made in files if made < (moment[0] - ROUNDS_BACK, 0))
         for made in old[:-1]:  # the newest of them is what a cloud that goes back would ask for
             remove(files[made])
-
-    def _files(self) -> dict[Training, Path]:
-        found = {}
-        for file in self.folder.glob("own-*.safetensors"):
-            if name := NAME.fullmatch(file.name):
-                found[int(name[1]), int(name[2])] = file
-        return found
-
-
-def _name(moment: Training) -> str:
-    return f"own-{moment[0]:06d}-{moment[1]}.safetensors"
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    try:
-        with opened(file) as kept:
-            return received(decode(kept.read(), ("version",)))
-    except (WireError, OSError) as error:
-        log.warning("%s cannot be read (%s)", file, error)
-        return None
 
 
 ALONE = ("fit", "evaluate")

@@ -7,11 +7,13 @@ another answer, and is refused.
 """
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,17 +24,48 @@ from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.errors import DeployError
 from fedbac.files import make_folder, opened, read_bytes, remove, write_whole
 
-NAME = re.compile(r"released-(\d{6,})-(\d+)\.safetensors")
 ROUNDS_KEPT = 4
 """How far a cloud may go back and be answered: one that goes back further is refused."""
 SECRET_BYTES = 32
 
 
-class Releases:
-    """What one site has released in a run, in a folder."""
+log = logging.getLogger("fedbac")
+
+Training = tuple[int, int]
+"""A round and an edge round."""
+
+
+class RoundFiles:
+    """What a site keeps of rounds of a run: a message each, in a file of its own."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def _files(self) -> dict[Training, Path]:
+        name = re.compile(rf"{self.name}-(\d{{6,}})-(\d+)\.safetensors")
+        found = {file: name.fullmatch(file.name) for file in self.folder.glob(f"{self.name}-*.safetensors")}
+        return {(int(of[1]), int(of[2])): file for file, of in found.items() if of}
+
+    def _read(self, file: Path) -> dict[str, Any] | None:
+        try:
+            with opened(file) as kept:
+                return received(decode(kept.read(), (self.kind,)))
+        except (WireError, OSError) as error:
+            log.warning("%s cannot be read (%s)", file, error)
+            return None
+
+    def _write(self, moment: Training, **values: Any) -> None:
+        file = make_folder(self.folder) / f"{self.name}-{moment[0]:06d}-{moment[1]}.safetensors"
+        write_whole(file, sent(self.kind, **values), mode=0o600)
+
+
+class Releases(RoundFiles):
+    """What one site has released in a run, in a folder."""
+
+    name, kind = "released", "release"
 
     @cached_property
     def secret(self) -> int:
@@ -44,36 +77,24 @@ class Releases:
             write_whole(file, os.urandom(SECRET_BYTES), mode=0o600)
         return int.from_bytes(read_bytes(file), "big")
 
-    def once(self, moment: tuple[int, int], start: Parts, make: Callable[[], Parts]) -> Parts:
+    def once(self, moment: Training, start: Parts, make: Callable[[], Parts]) -> Parts:
         """Return what is released for a round and edge round from these networks: what was made the first time."""
         files, stamp = self._files(), stamp_of(start)
         newest = max(files, default=(0, 0))
         if moment in files:
             kept = self._read(files[moment])
-            if kept is None or kept[0] != stamp:
+            if kept is None or kept["stamp"] != stamp:
                 raise SiteError(Failure.SPENT, moment[0])
-            return kept[1]
+            parts: Parts = kept["parts"]
+            return parts
         if moment[0] <= newest[0] - ROUNDS_KEPT:  # what was released then is here no more
             raise SiteError(Failure.SPENT, moment[0])
         parts = make()
-        name = f"released-{moment[0]:06d}-{moment[1]}.safetensors"
-        write_whole(make_folder(self.folder) / name, sent("release", stamp=stamp, parts=parts), mode=0o600)
+        self._write(moment, stamp=stamp, parts=parts)
         for made, file in files.items():
             if made[0] <= moment[0] - ROUNDS_KEPT:
                 remove(file)
         return parts
-
-    def _files(self) -> dict[tuple[int, int], Path]:
-        found = {file: NAME.fullmatch(file.name) for file in self.folder.glob("released-*.safetensors")}
-        return {(int(name[1]), int(name[2])): file for file, name in found.items() if name}
-
-    def _read(self, file: Path) -> tuple[str, Parts] | None:
-        try:
-            with opened(file) as kept:
-                release = received(decode(kept.read(), ("release",)))
-        except (WireError, OSError):
-            return None
-        return release["stamp"], release["parts"]
 
 
 def stamp_of(parts: Parts) -> str:

@@ -17,7 +17,7 @@ from fedbac.deploy.protocol.wire import Message, WireError, decode
 from fedbac.deploy.roles.calls import ask_with_retry
 from fedbac.deploy.secret.collector import SEALED, Collector, TooFewError
 from fedbac.deploy.secret.member import Member, Signer
-from fedbac.deploy.secret.primitives import PROOF, SumError, cut
+from fedbac.deploy.secret.primitives import PROOF, SumError, apart, cut, joined
 from fedbac.deploy.transports.base import Answered
 from fedbac.engines.secret import numbers_of_models
 from fedbac.errors import DeployError
@@ -64,7 +64,8 @@ class SecretSums:
         if kind == "secret_shares":
             ring = said["places"]
             others = around(ring, member.place) if member.place in ring else []
-            return _whole(member.shares(ring, _apart(others, said["keys"])))
+            keys = dict(zip(others, apart(said["keys"], KEY_LENGTH, len(others)), strict=True))
+            return _whole(member.shares(ring, keys))
         if kind == "secret_confirm":
             return _whole(member.confirm(said["places"]))
         if kind == "secret_unmask":
@@ -151,7 +152,7 @@ class Summing:
         keys = dict(self._asked({client: self._sent("secret_keys") for client in place_of}))
         rosters = self._each(lambda one: one.rosters(_of(one, keys)))
         asked = {
-            client: self._sent("secret_shares", places=tuple(self.sums[place_of[client]].ring), keys=_joined(mine))
+            client: self._sent("secret_shares", places=tuple(self.sums[place_of[client]].ring), keys=_keys(mine))
             for client, mine in rosters.items()
         }
         shares = dict(self._asked(asked))
@@ -232,17 +233,5 @@ def _whole(each: Mapping[int, bytes]) -> bytes:
     return b"".join(each[client] for client in sorted(each))
 
 
-def _joined(keys: Mapping[int, bytes]) -> bytes:
-    return b"".join(len(keys[c]).to_bytes(KEY_LENGTH, "big") + keys[c] for c in sorted(keys))
-
-
-def _apart(places: Sequence[int], data: bytes) -> dict[int, bytes]:
-    """Return the keys of each client."""
-    found, at = {}, 0
-    for place in places:
-        end = at + KEY_LENGTH + int.from_bytes(data[at : at + KEY_LENGTH], "big")
-        found[place] = data[at + KEY_LENGTH : end]
-        at = end
-    if at != len(data):
-        raise SumError("the keys of clients are cut short, or too long")
-    return found
+def _keys(each: Mapping[int, bytes]) -> bytes:
+    return joined((each[client] for client in sorted(each)), KEY_LENGTH)

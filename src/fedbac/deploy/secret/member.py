@@ -13,7 +13,9 @@ from fedbac.deploy.secret.primitives import (
     SHARE,
     Pair,
     SumError,
+    apart,
     derived,
+    joined,
     mask,
     opened,
     proof,
@@ -48,20 +50,12 @@ class Keys(NamedTuple):
 
     def encoded(self) -> bytes:
         """Return them as they travel."""
-        tail = b"".join(len(one).to_bytes(LENGTH, "big") + one for one in (self.signature, self.certificate))
-        return self.sealing + self.masking + tail
+        return self.sealing + self.masking + joined((self.signature, self.certificate), LENGTH)
 
     @classmethod
     def decoded(cls, data: bytes) -> "Keys":
         """Return what was encoded; a SumError if it was not."""
-        parts, at = [data[:PUBLIC], data[PUBLIC : 2 * PUBLIC]], 2 * PUBLIC
-        for _ in range(2):
-            end = at + LENGTH + int.from_bytes(data[at : at + LENGTH], "big")
-            parts.append(data[at + LENGTH : end])
-            at = end
-        if at != len(data):
-            raise SumError("a client's keys are cut short, or too long")
-        return cls(*parts)
+        return cls(data[:PUBLIC], data[PUBLIC : 2 * PUBLIC], *apart(data[2 * PUBLIC :], LENGTH, 2))
 
 
 def needed(threshold: int, count: int) -> int:

@@ -1,7 +1,7 @@
 """What secret sums are made of: shares of secrets, keys that two agree on, masks, and sealed messages."""
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -100,6 +100,23 @@ def cut(data: bytes, length: int, places: Sequence[int]) -> dict[int, bytes]:
     if len(data) != length * len(places):
         raise SumError(f"{len(data)} bytes are not {length} for each of {len(places)} clients")
     return {place: data[at * length : (at + 1) * length] for at, place in enumerate(places)}
+
+
+def joined(parts: Iterable[bytes], length: int) -> bytes:
+    """Return parts of any size as one, each after its own size in so many bytes."""
+    return b"".join(len(one).to_bytes(length, "big") + one for one in parts)
+
+
+def apart(data: bytes, length: int, count: int) -> list[bytes]:
+    """Return so many parts that were joined."""
+    parts, at = [], 0
+    for _ in range(count):
+        end = at + length + int.from_bytes(data[at : at + length], "big")
+        parts.append(data[at + length : end])
+        at = end
+    if at != len(data):
+        raise SumError("the keys of clients are cut short, or too long")
+    return parts
 
 
 def sealed(key: bytes, content: bytes) -> bytes:

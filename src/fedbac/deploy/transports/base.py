@@ -87,20 +87,6 @@ class Children(Protocol):
         """End all links and stop listening."""
 
 
-class Parent(Protocol):
-    """A child's end of the link to its parent."""
-
-    def serve(
-        self, hello: Callable[[], bytes], welcomed: Callable[[bytes], None], answer: Answer, stop: threading.Event
-    ) -> None:
-        """Answer the parent's requests, one at a time, until ``stop`` is set.
-
-        Dials, says hello, is welcomed and answers; when the link is lost it dials again. An exception of ``answer`` is
-        logged here, and the parent is told what ``SiteError`` lets it be told. A refusal, by the parent or by
-        ``welcomed``, is logged and tried again later, since an operator may mend its cause.
-        """
-
-
 def replied(work: Callable[[], bytes]) -> tuple[bool, bytes]:
     """Return whether work went well, and its answer, or what the parent may be told of why there is none."""
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit, credentials_of
 from fedbac.deploy.protocol.handshake import check_hello, hello
-from fedbac.deploy.transports.base import Answer, Children, Counted, Handshake, Parent
+from fedbac.deploy.transports.base import Answer, Children, Counted, Handshake
 from fedbac.files import make_folder
 
 
@@ -42,11 +42,12 @@ def serve_parent(kit: Kit, answer: Answer, stop: threading.Event, address: str |
     if site.deploy.transport == "nvflare":
         from fedbac.deploy.transports.nvflare.parent import here
 
-        parent: Parent = here()
+        serve = here().serve
     else:
         from fedbac.deploy.transports.grpc import GrpcParent
 
         to, proof = address or site.parent_address or "", credentials_of(kit.folder, site, name)
-        parent = GrpcParent(to, name, site.name, proof, heartbeat=site.deploy.heartbeat, limit=site.deploy.max_bytes)
+        deploy = site.deploy
+        serve = GrpcParent(to, name, site.name, proof, heartbeat=deploy.heartbeat, limit=deploy.max_bytes).serve
     said = (lambda: hello(site.name), lambda said: check_hello(name, said), answer)
-    parent.serve(**METRICS.parent("cloud" if site.role == "edge" else "edge", *said), stop=stop)
+    serve(**METRICS.parent("cloud" if site.role == "edge" else "edge", *said), stop=stop)

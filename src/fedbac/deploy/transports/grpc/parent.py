@@ -151,7 +151,7 @@ class Uplink:
 
 
 class GrpcParent:
-    """The parent over gRPC; see the protocol Parent.
+    """The parent over gRPC.
 
     ``name`` is this site's, ``parent`` the one that the parent's certificate must have; ``limit`` is the bytes of the
     longest message, either way. The credentials are read each time it dials, so renewed ones need no restart.
@@ -168,7 +168,12 @@ class GrpcParent:
     def serve(
         self, hello: Callable[[], bytes], welcomed: Callable[[bytes], None], answer: Answer, stop: threading.Event
     ) -> None:
-        """Answer the parent's requests, one at a time, until ``stop`` is set; dial again when the link is lost."""
+        """Answer the parent's requests, one at a time, until ``stop`` is set.
+
+        Dials, says hello, is welcomed and answers; when the link is lost it dials again. An exception of ``answer`` is
+        logged here, and the parent is told what ``SiteError`` lets it be told. A refusal, by the parent or by
+        ``welcomed``, is logged and tried again later, since an operator may mend its cause.
+        """
         pause = SHORTEST_PAUSE
         while not stop.is_set():
             try:

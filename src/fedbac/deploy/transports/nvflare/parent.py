@@ -26,7 +26,7 @@ log = logging.getLogger("fedbac")
 class Post:
     """Where a parent's calls arrive, and where a parent finds the proxies of its children.
 
-    To its own site it is the Parent over NVFlare (see the protocol): links are NVFlare's, and so is dialling again.
+    To its own site it is the parent, as GrpcParent is over gRPC: links are NVFlare's, and so is dialling again.
     """
 
     _hello: Callable[[], bytes]
