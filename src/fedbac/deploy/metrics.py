@@ -4,7 +4,6 @@ Counts, seconds and bytes only: no accuracy, no name of another site, nothing of
 """
 
 import ipaddress
-import logging
 import math
 import socket
 import threading
@@ -17,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
 
+from fedbac.deploy import log
 from fedbac.deploy.protocol.heads import kind_of
 from fedbac.deploy.transports.base import REFUSED, Answer, Reason
 from fedbac.errors import ConfigError, DeployError, quoted
@@ -45,8 +45,6 @@ LOOK = 0.5
 """Seconds between two looks at whether a site takes part."""
 
 Samples = Mapping[str, float]
-
-log = logging.getLogger("fedbac")
 
 
 def sample(name: str, **labels: str) -> str:

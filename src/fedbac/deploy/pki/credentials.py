@@ -1,17 +1,15 @@
 """The files that prove who a site is, and the list of those that are believed no longer."""
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from fedbac.deploy import log
 from fedbac.deploy.pki import authority
 from fedbac.deploy.pki.authority import Identity, RevokedList, read
 from fedbac.errors import DeployError
-
-log = logging.getLogger("fedbac")
 
 
 class External(NamedTuple):

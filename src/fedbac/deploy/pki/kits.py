@@ -4,7 +4,6 @@ A site makes its key, which never leaves it, asks for a certificate, and puts th
 """
 
 import datetime as dt
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedbac.config.text import to_yaml
+from fedbac.deploy import log
 from fedbac.deploy.pki import authority
 from fedbac.deploy.pki.authority import ONLY_OWNER, Authority, Identity, KeyPair, RevokedList
 from fedbac.deploy.pki.credentials import Credentials, External
@@ -28,8 +28,6 @@ NEXT_KEY_FILE = "next.key"
 LIST_FILE, EXPERIMENT_FILE = "revoked.crl", "experiment.yaml"
 NEW_KIT = "ask whoever keeps the authority for a new kit (fedbac federation renew)"
 FROM_FEDERATION = "# Made from federation.yaml. Change it there, then run: fedbac federation renew\n"
-
-log = logging.getLogger("fedbac")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The first words between a child and its parent: versions that fit, and names."""
 
 import json
-import logging
 import platform
 from functools import cache
 from importlib import metadata
 
+from fedbac.deploy import log
 from fedbac.deploy.transports.base import Refusal
 from fedbac.errors import quoted
 from fedbac.version import __version__
@@ -14,8 +14,6 @@ SPEAKS = 3
 """The version of what is said between sites."""
 MOST = 4096
 """Bytes of a first word."""
-
-log = logging.getLogger("fedbac")
 
 
 @cache

@@ -1,11 +1,11 @@
 """A parent's questions to its children, all of whom must know the charter first."""
 
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from fedbac.deploy import log
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.heads import kind_of
@@ -13,7 +13,6 @@ from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import WireError, decode
 from fedbac.deploy.transports.base import NO_ANSWER, Answered, Child, Children
 
-log = logging.getLogger("fedbac")
 SHORT = 1024
 """Bytes: an answer without tensors is shorter."""
 SLACK = 4

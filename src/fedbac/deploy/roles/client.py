@@ -2,7 +2,6 @@
 takes or waits too long. Imports no torch."""
 
 import json
-import logging
 import os
 import select
 import struct
@@ -14,6 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.heads import kind_of
@@ -29,8 +29,6 @@ BEFORE_THE_LAST = ("secret_keys", "secret_shares", "secret_fit", "secret_evaluat
 IN_A_SUM = 3600.0
 """Seconds without work for which a process lives on that holds the secrets of a sum: slower clients may still train,
 and whoever ends before it has said its last word of the sum counts as lost."""
-
-log = logging.getLogger("fedbac")
 
 
 def send(to: IO[bytes], status: int, payload: bytes) -> None:

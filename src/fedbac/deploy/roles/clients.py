@@ -1,6 +1,5 @@
 """How a site reaches its clients: one request becomes a message to each, and their answers one result."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -19,6 +18,7 @@ from fedbac.core.queries import Moment
 from fedbac.core.requests import Average, Averaged, Evaluate, Measured, Train, Trained, gathered
 from fedbac.core.secret import Secret
 from fedbac.core.settings import BoolArray
+from fedbac.deploy import log
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import (
@@ -42,8 +42,6 @@ from fedbac.deploy.transports.base import Answered
 from fedbac.engines.secret import Summed, measurement_of
 from fedbac.errors import OutputError
 from fedbac.files import make_folder, why
-
-log = logging.getLogger("fedbac")
 
 
 class TooFewClientsError(SiteError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbac.config.experiment import Runtime
+from fedbac.deploy import log
 from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.models import cloud_models
 from fedbac.deploy.pki.kits import Kit
@@ -35,8 +36,6 @@ LINKS_BACK = 3
 """Heartbeats in which edges have dialled again, where the cloud of a finished run is started once more."""
 SECONDS_APART = 600.0
 """Between two times that models are handed out before the run ends."""
-
-log = logging.getLogger("fedbac")
 
 
 @dataclass

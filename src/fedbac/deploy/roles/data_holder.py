@@ -19,6 +19,7 @@ from fedbac.core.queries import Moment
 from fedbac.core.requests import Evaluate, Measured, Train, Trained, Trainer
 from fedbac.core.settings import IntArray
 from fedbac.data import Dataset, Shards
+from fedbac.deploy import log
 from fedbac.deploy.local_data import LocalData, read_local
 from fedbac.deploy.protocol.charter import Charter, Facts, outputs, read_charter, read_experiment, runnable
 from fedbac.deploy.protocol.failures import Failure, SiteError
@@ -48,8 +49,6 @@ ROUNDS_BACK = 3
 GREY = 128
 """A pixel that is neither black nor white."""
 NOTHING: dict[str, Any] = {"parts": {}, "momentum": {}, "left": {}, "links": {}}
-
-log = logging.getLogger("fedbac")
 
 
 class LocalState(RoundFiles):

@@ -1,6 +1,5 @@
 """An edge: takes its clients, serves the cloud."""
 
-import logging
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import closing
@@ -16,6 +15,7 @@ from fedbac.core.parts import Parts
 from fedbac.core.queries import Statistic
 from fedbac.core.requests import Average, Request, Result
 from fedbac.core.settings import BoolArray
+from fedbac.deploy import log
 from fedbac.deploy.metrics import METRICS
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.protocol.charter import (
@@ -173,8 +173,6 @@ REGIONS_AT_CLOUD = (
     "counted for client and region pass a network"
 )
 KINDS = ("enroll", "begin", "train", "measure", "model", "relay", "revoked")
-
-log = logging.getLogger("fedbac")
 
 
 class EdgeReach:

@@ -1,6 +1,5 @@
 """The edges of a federation as the cloud's round loop sees them."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import torch
 from fedbac.core import trees
 from fedbac.core.parts import running_phases
 from fedbac.core.queries import Moment
+from fedbac.deploy import log
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import BROKE_DOWN, Failure, SiteError
 from fedbac.deploy.protocol.messages import read_measured, read_trained, received, sent, train_request
@@ -42,8 +42,6 @@ REQUESTS = 4
 
 SomeOrder = TypeVar("SomeOrder", TrainOrder, MeasureOrder)
 SomeReport = TypeVar("SomeReport", TrainReport, MeasureReport)
-
-log = logging.getLogger("fedbac")
 
 
 class Interruption(Exception):  # noqa: N818 (no error)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import time
 import uuid
 from collections import Counter
@@ -17,6 +16,7 @@ import numpy as np
 from fedbac.config.experiment import Experiment
 from fedbac.core.settings import IntArray
 from fedbac.data.datasets import normalization_of
+from fedbac.deploy import log
 from fedbac.deploy.protocol.charter import (
     Charter,
     Facts,
@@ -47,8 +47,6 @@ FORMER = ("size_N", "validation_N", "test_N", "test_M", "fingerprints", "sums")
 AGAIN = 1.0
 """Seconds before those who are missing are asked again; up to so many times as long, if some refuse."""
 MOST_PATIENCE = 30
-
-log = logging.getLogger("fedbac")
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ of the new charter, as if those who came had been away until now. Whoever dies m
 does it again from what is kept.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedbac.config.experiment import Experiment
 from fedbac.core.state import State, flatten, unflatten
+from fedbac.deploy import log
 from fedbac.deploy.roles.edges import Newcomers, Remote
 from fedbac.deploy.roles.enrolment import AGAIN, FILE, Enrolled, Roll, newcomers, next_charter, stored
 from fedbac.deploy.settings import MemberChanges, SiteConfig
@@ -29,7 +29,6 @@ from fedbac.runs import checkpoints
 from fedbac.runs.replay import frozen_of
 from fedbac.runs.store import RunFolder, StoredRun, differences
 
-log = logging.getLogger("fedbac")
 EPOCHS, NEXT = "epochs", "next.json"
 Record = dict[str, Any]
 

@@ -7,7 +7,6 @@ another answer, and is refused.
 """
 
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedbac.core.parts import Parts
+from fedbac.deploy import log
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import received, sent
 from fedbac.deploy.protocol.wire import WireError, decode
@@ -28,8 +28,6 @@ ROUNDS_KEPT = 4
 """How far a cloud may go back and be answered: one that goes back further is refused."""
 SECRET_BYTES = 32
 
-
-log = logging.getLogger("fedbac")
 
 Training = tuple[int, int]
 """A round and an edge round."""

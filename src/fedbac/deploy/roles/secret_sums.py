@@ -1,6 +1,5 @@
 """The two ends of secret sums: how a client answers the five messages, and how a site asks them."""
 
-import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from fedbac.core.secret import Scale, Words, around, flat, rounding, told_in_training
+from fedbac.deploy import log
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.messages import received, sent, work_of
@@ -31,8 +31,6 @@ KEY_LENGTH = 4
 """Bytes of the number before the keys of each client."""
 
 T = TypeVar("T")
-
-log = logging.getLogger("fedbac")
 
 
 class SecretSums:

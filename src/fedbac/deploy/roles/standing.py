@@ -1,7 +1,6 @@
 """What a parent thinks of its children: how much their updates usually change, and who is left out for a while."""
 
 import json
-import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from fedbac.core.parts import Parts
+from fedbac.deploy import log
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.transports.base import NO_ANSWER, Child
 from fedbac.errors import OutputError
@@ -28,8 +28,6 @@ LONGEST_REST = 32
 """Rounds."""
 STANDING = "standing.json"
 """The file of a run in which a parent keeps it."""
-
-log = logging.getLogger("fedbac")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 An answer is on the disk from when it comes until the round is over that counts it, so a cloud that dies loses none.
 """
 
-import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedbac.deploy import log
 from fedbac.deploy.protocol.charter import Charter
 from fedbac.deploy.protocol.messages import read_train_request
 from fedbac.deploy.protocol.packing import Shelf
@@ -23,8 +23,6 @@ from fedbac.rounds.messages import Arrival, TrainOrder
 
 Heard = tuple[Payload, Message | str]
 """An answer as it came, and what it says, or why there is none."""
-
-log = logging.getLogger("fedbac")
 
 
 class Kept:

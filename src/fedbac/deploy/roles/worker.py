@@ -14,13 +14,12 @@ from typing import BinaryIO
 
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
+from fedbac.deploy import log
 from fedbac.deploy.pki.kits import Kit, KitSigner
 from fedbac.deploy.protocol.failures import SiteError
 from fedbac.deploy.roles.client import FAILED, OK, receive, send
 from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.errors import Error
-
-log = logging.getLogger("fedbac")
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""What carries messages: gRPC, NVFlare, and the pipe to a worker's process."""
+"""What carries messages: gRPC and NVFlare."""

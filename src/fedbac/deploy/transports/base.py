@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeVar
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.credentials import Revoked
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.protocol.heads import ROOM, kind_of
@@ -30,8 +31,6 @@ NO_ANSWER = "gave no answer within"
 """So begins the reason of a child that passed its deadline."""
 MISSED = 3
 """Heartbeats without a sign of life after which a peer is gone."""
-
-log = logging.getLogger("fedbac")
 
 
 class Refusal(DeployError):  # noqa: N818 (turning someone away is no error)

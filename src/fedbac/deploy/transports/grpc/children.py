@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
 from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, ParentLinks, Refusal
@@ -31,8 +32,6 @@ from fedbac.deploy.transports.grpc.common import (
 from fedbac.deploy.transports.grpc.listening import CONNECTIONS, Listener, room_for
 from fedbac.errors import DeployError, quoted
 from fedbac.files import why
-
-log = logging.getLogger("fedbac")
 
 
 class Connection:

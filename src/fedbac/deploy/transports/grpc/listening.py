@@ -1,6 +1,5 @@
 """The port at which a parent listens, with the certificate that is in its files now."""
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.credentials import Credentials
 from fedbac.errors import DeployError
 
@@ -18,8 +18,6 @@ CONNECTIONS = 4096
 Each costs some 25 kB until then."""
 OTHER_FILES = 256
 """Files that a process must be able to open beside its connections."""
-
-log = logging.getLogger("fedbac")
 
 
 def room_for(connections: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.credentials import Credentials
 from fedbac.deploy.transports.base import MISSED, Answer, Refusal, replied, sendable
 from fedbac.deploy.transports.frames import Assembler, FrameError, Kind, Outbox, Packet
@@ -24,8 +25,6 @@ from fedbac.deploy.transports.grpc.common import (
     ticks,
 )
 from fedbac.errors import DeployError
-
-log = logging.getLogger("fedbac")
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between two attempts to reach the parent; each pause is twice the one before."""

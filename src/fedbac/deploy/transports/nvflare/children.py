@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.authority import Identity
 from fedbac.deploy.pki.credentials import Credentials, Revoked
 from fedbac.deploy.transports.base import MISSED, REFUSED, Call, Handshake, ParentLinks, Refusal
@@ -42,9 +43,6 @@ class Trust:
             raise Refusal(f"the certificate of {identity.name} is revoked", "revoked")
         if dt.datetime.now(dt.UTC) >= identity.expires:
             raise Refusal(f"the certificate of {identity.name} has expired; renew its kit", "certificate")
-
-
-log = logging.getLogger("fedbac")
 
 
 class Child:

@@ -1,6 +1,5 @@
 """NVFlare's own processes at a site, which start those of jobs: begun, begun again when they die, and ended."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.transports.nvflare.files import FOLDER, RELAY, SiteOrder
 from fedbac.errors import DeployError
@@ -29,8 +29,6 @@ if sys.platform == "linux":
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 """Becomes the program of its arguments, which Linux ends when the process that began it dies, however it does."""
-
-log = logging.getLogger("fedbac")
 
 
 class Host:

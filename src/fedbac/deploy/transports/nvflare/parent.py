@@ -1,11 +1,11 @@
 """A process's place in an NVFlare job: what others call here, and the ways to the others."""
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.authority import read
 from fedbac.deploy.protocol.failures import Failure, SiteError
 from fedbac.deploy.transports.base import Answer, Refusal, replied, sendable
@@ -19,8 +19,6 @@ FIRST = 60.0
 
 Reply = tuple[int, bytes]
 """A status and what was said, or what may be told of why nothing was."""
-
-log = logging.getLogger("fedbac")
 
 
 class Post:

@@ -1,6 +1,5 @@
 """The objects that a job makes: one in the process of every site. NVFlare calls what they publish."""
 
-import logging
 import threading
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from nvflare.collab import collab
 
 from fedbac.config.experiment import Runtime
 from fedbac.config.explain import parse
+from fedbac.deploy import log
 from fedbac.deploy.pki.kits import CERTIFICATE_FILE, Kit, KitSigner
 from fedbac.deploy.roles.cloud import Cloud, run_folder
 from fedbac.deploy.roles.data_holder import DataHolder
@@ -20,8 +20,6 @@ from fedbac.errors import Error, RunInUseError, visible
 
 LOOK = 0.5
 """Seconds between two looks at whether the run is to stop."""
-
-log = logging.getLogger("fedbac")
 
 
 def _take_place() -> tuple[Kit, SiteOrder, Post]:

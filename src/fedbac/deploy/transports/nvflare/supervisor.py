@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+from fedbac.deploy import log
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.roles.status import read_status
 from fedbac.deploy.settings import client_name, edge_name, quorum
@@ -42,8 +42,6 @@ MISSED = 3
 """Heartbeats after which a site that only froze is in its job again."""
 SILENT = 30
 """Seconds after which NVFlare takes a site that says nothing for gone; the cloud itself knows sooner."""
-
-log = logging.getLogger("fedbac")
 
 
 class Supervisor:
