@@ -264,7 +264,7 @@ def _as_answer(
         request = asked[0]
         if kind != "fit":
             return clients.evaluate(request)
-        keep = frozenset(charter.owners.without(request.bank, "client"))
+        keep = frozenset(charter.without(request.bank, "client"))
         return clients._trained(Average(request, np.ones(1, dtype=np.int64), keep), Updates(federation.folder))[0]
 
     return read

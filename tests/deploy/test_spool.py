@@ -104,7 +104,7 @@ from tests.deploy.small import begun
 folder, mib = Path(sys.argv[1]), 2**20
 federation, enrolled = begun(folder, "hierfavg", "task.network.hidden=[30000]")
 charter = enrolled.charter
-bank = charter.owners.without(charter.template, "client")
+bank = charter.without(charter.template, "client")
 size = sum(value.nbytes for params in bank.values() for value in params.values())
 assert size > 6 * mib, size
 answer = sent("update", trained=Trained(bank, np.ones(1)))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -30,6 +30,7 @@ PATIENCE = 10
 """Seconds to wait for another command that is changing the same federation."""
 ARRIVED = "the list of revoked certificates that arrived"
 
+Extension = TypeVar("Extension", bound=x509.ExtensionType)
 RSA = rsa.RSAPrivateKey | rsa.RSAPublicKey
 PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
@@ -340,11 +341,8 @@ def public_key_of(pem: bytes, source: str) -> PublicKey:
 def refuse_useless(pem: bytes, role: Role, source: str) -> None:
     """Refuse a certificate that is not for what its site does: to be dialled, to dial, or both."""
     with readable(source, "certificate"):
-        try:
-            found = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
-        except x509.ExtensionNotFound:  # it is for anything
-            return
-        if not {*USAGES[role]} <= {*found.value}:
+        found = _extension(x509.load_pem_x509_certificate(pem), x509.ExtendedKeyUsage)
+        if found is not None and not {*USAGES[role]} <= {*found}:  # without one it is for anything
             wanted = " and ".join("serverAuth" if one == SERVER_AUTH else "clientAuth" for one in USAGES[role])
             raise DeployError(
                 f"{source}: the certificate is not for {wanted}, as that of a site of role {role} must be"
@@ -359,11 +357,8 @@ def read_external(pem: bytes, site: str, name: str, source: str) -> Identity:
     with readable(source, "certificate"):
         chain = x509.load_pem_x509_certificates(pem)
         found = {str(one.value) for one in chain[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)}
-        try:
-            alternative = chain[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        if (alternative := _extension(chain[0], x509.SubjectAlternativeName)) is not None:
             found = set(alternative.get_values_for_type(x509.DNSName))
-        except x509.ExtensionNotFound:
-            pass
         if name.lower() not in {one.lower() for one in found}:
             raise DeployError(
                 f"{source}: the certificate is for {quoted(sorted(found))}, but external_ca of federation.yaml says "
@@ -405,10 +400,15 @@ def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:
+    limits = _extension(certificate, x509.BasicConstraints)
+    return limits is not None and limits.ca
+
+
+def _extension(certificate: x509.Certificate, kind: type[Extension]) -> Extension | None:
     try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
-        return False
+        return None
 
 
 def named(subject: x509.Name, source: str) -> tuple[str, str]:

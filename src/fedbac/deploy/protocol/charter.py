@@ -86,21 +86,6 @@ class Holding(Held):
 
 
 @dataclass(frozen=True)
-class Owners:
-    """Who owns which part: decides what is sent and what stays."""
-
-    scopes: Mapping[str, Scope]
-
-    def without(self, parts: Parts, *kept: Scope) -> Parts:
-        """Return the parts, but for those whose owners are of these kinds."""
-        return {part: params for part, params in parts.items() if self.scopes[part] not in kept}
-
-    def only(self, parts: Parts, *kept: Scope) -> Parts:
-        """Return the parts whose owners are of these kinds."""
-        return {part: params for part, params in parts.items() if self.scopes[part] in kept}
-
-
-@dataclass(frozen=True)
 class Charter:
     """The terms of a run, the same for everybody. Sites know it by its hash, and work under no other.
 
@@ -179,16 +164,23 @@ class Charter:
         """Its hash."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:32]
 
-    @property
-    def owners(self) -> Owners:
-        """Who owns which part."""
-        return Owners({part: spec.scope for part, spec in self.experiment.method.personalization.parts.items()})
+    @cached_property
+    def scopes(self) -> dict[str, Scope]:
+        """Who owns which part, which decides what is sent and what stays."""
+        return {part: spec.scope for part, spec in self.experiment.method.personalization.parts.items()}
+
+    def without(self, parts: Parts, *kept: Scope) -> Parts:
+        """Return the parts, but for those whose owners are of these kinds."""
+        return {part: params for part, params in parts.items() if self.scopes[part] not in kept}
+
+    def only(self, parts: Parts, *kept: Scope) -> Parts:
+        """Return the parts whose owners are of these kinds."""
+        return {part: params for part, params in parts.items() if self.scopes[part] in kept}
 
     def keeps(self, scope: Scope) -> bool:
         """Whether owners of a kind keep something from round to round."""
-        own = any(spec.scope == scope for spec in self.experiment.method.personalization.parts.values())
-        persists = self.experiment.task.training.momentum_state == "persist"
-        return own or (scope == "client" and (persists or self.codec("client_up") is not None))
+        remembers = self.experiment.task.training.momentum_state == "persist" or self.codec("client_up") is not None
+        return scope in self.scopes.values() or (scope == "client" and remembers)
 
     @property
     def above(self) -> Tier:
@@ -273,7 +265,7 @@ class Charter:
         The rest grows with clients and clusters: what selection remembers, and numbers of every model and client.
         """
         most = max(len(site.clients) for site in self.sites)
-        clusters = max((trees.count(params) for params in self.owners.only(self.first, "cluster").values()), default=0)
+        clusters = max((trees.count(params) for params in self.only(self.first, "cluster").values()), default=0)
         memory = flatten(self.experiment.method.selection.init(most)).values()
         rest = ROOM + 4 * sum(value.nbytes for value in memory) + 64 * most * (clusters + 1)
         update = rest + self._bytes("client_up", *PASSES["client"])
@@ -288,7 +280,7 @@ class Charter:
     def _bytes(self, link: str, *scopes: Scope) -> int:
         """Return what a row of each part of some owners takes on a link, packed or as it is."""
         total, codec = 0, self.codec(link)
-        for params in self.owners.only(self.template, *scopes).values():
+        for params in self.only(self.template, *scopes).values():
             for value in params.values():
                 pieces = {} if codec is None else codec.layout(value[0].numel())
                 total += max(value.nbytes, sum(dtype.itemsize * count for dtype, count in pieces.values()))
@@ -315,8 +307,8 @@ class Charter:
         """Return what stands in for the parts of so many clients where nobody but themselves has them."""
         return {
             part: {name: value.expand(count, *value.shape[1:]) for name, value in self.template[part].items()}
-            for part, spec in self.experiment.method.personalization.parts.items()
-            if spec.scope == "client"
+            for part, scope in self.scopes.items()
+            if scope == "client"
         }
 
     def own(self, scope: Scope, owner: int, kept: Parts, received: Parts) -> Parts:

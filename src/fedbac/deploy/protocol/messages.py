@@ -203,7 +203,7 @@ def _had(message: Message, bank: Parts, shelf: Shelf) -> Parts:
 
 def _taught(charter: Charter, count: int) -> Teachers | None:
     """Return the template of teachers of so many clients: networks like those that clusters own."""
-    like = list(charter.owners.only(charter.template, "cluster").values())
+    like = list(charter.only(charter.template, "cluster").values())
     return Teachers(like[0], np.zeros((count, 1)), np.zeros(count)) if like else None
 
 
@@ -212,7 +212,7 @@ def _taught(charter: Charter, count: int) -> Teachers | None:
 
 def train_request(order: TrainOrder, charter: Charter, expected: Expectations) -> bytes:
     """Return an order to an edge; what the edge and its clients own is not in it."""
-    bank, broadcast = charter.owners.without(order.bank, "edge", "client"), order.broadcast
+    bank, broadcast = charter.without(order.bank, "edge", "client"), order.broadcast
     had = stamps(broadcast, {part: range(trees.count(params)) for part, params in bank.items()})
     changes = None if broadcast is None else broadcast.changes
     order = replace(order, bank=bank, owner_R={part: order.owner_R[part] for part in bank})
@@ -221,7 +221,7 @@ def train_request(order: TrainOrder, charter: Charter, expected: Expectations) -
 
 def read_train_request(message: Message, charter: Charter, site: Site, shelf: Shelf) -> tuple[TrainOrder, Expectations]:
     """Return an order as an edge receives it, without what it and its clients own; and what they must have."""
-    bank, count = charter.owners.without(charter.template, "edge", "client"), len(site.clients)
+    bank, count = charter.without(charter.template, "edge", "client"), len(site.clients)
     owner_R = {part: np.arange(trees.count(charter.first[part])) for part in bank}
     selection = charter.experiment.method.selection.init(count)
     like = TrainOrder(site.index, 0, bank, _rows(charter, count), selection, moved=False, owner_R=owner_R)
@@ -232,12 +232,12 @@ def read_train_request(message: Message, charter: Charter, site: Site, shelf: Sh
 
 def read_trained(message: Message, lost: TrainReport, order: TrainOrder, site: Site, charter: Charter) -> TrainReport:
     """Return an edge's report if it can be one of this order; parts that stay with their owners are as in the order."""
-    bank, some = charter.owners.without(order.bank, "edge", "client"), site.clients
+    bank, some = charter.without(order.bank, "edge", "client"), site.clients
     like = replace(lost, bank=bank, traffic=EVERY_LINK, absent=False)
     reasons = dict.fromkeys((charter.names[client] for client in some), "")
     like = replace(like, selected=some, failed=some, dropped=some, late=some, reasons=reasons)
     if order.wants_updates:
-        like = replace(like, updates=charter.owners.only(bank, "cluster"))
+        like = replace(like, updates=charter.only(bank, "cluster"))
     whole = unpacked(message, "report/bank", charter.codec(f"{charter.above}_up"), bank)
     report = _one(whole, "report", like)
     most = int(charter.experiment.method.counted(site.size_N).sum())
@@ -259,7 +259,7 @@ def read_measure_request(
     message: Message, charter: Charter, site: Site
 ) -> tuple[MeasureOrder, int, tuple[str, ...], Expectations]:
     """Return an order as an edge receives it, without what it owns; the round; and what must be there of it."""
-    bank, wanted = charter.owners.without(charter.template, "edge", "client"), Wanted(_rows(charter, 1), "test")
+    bank, wanted = charter.without(charter.template, "edge", "client"), Wanted(_rows(charter, 1), "test")
     selection = charter.experiment.method.selection.init(len(site.clients))
     like = MeasureOrder(site.index, bank, (wanted,), selection=selection, selected=site.clients)
     found = received(message, order=like)
@@ -289,7 +289,7 @@ def start_of(request: Train, place: int) -> Parts:
 
 def training_of(request: Train, place: int, charter: Charter) -> Train:
     """Return the training of one client of a request."""
-    bank = charter.owners.without(start_of(request, place), "client")
+    bank = charter.without(start_of(request, place), "client")
     return replace(request.part(slice(place, place + 1)), bank=bank)
 
 
@@ -306,7 +306,7 @@ def fit_request(
 
 def read_fit_request(message: Message, charter: Charter, client: int, shelf: Shelf) -> tuple[Train, Expected]:
     """Return the training that a client is asked for, without the parts that it owns; and what it must have kept."""
-    experiment, bank = charter.experiment, charter.owners.without(charter.template, "client")
+    experiment, bank = charter.experiment, charter.without(charter.template, "client")
     phases = tuple(range(len(experiment.method.personalization.phases())))
     like = Train((client,), bank, _rows(charter, 1), 0, 0, 0.0, teachers=_taught(charter, 1), phases=phases)
     like = replace(like, edge_rounds=experiment.edge_rounds)
@@ -333,14 +333,14 @@ def evaluation_of(request: Evaluate, place: int, charter: Charter) -> Evaluate:
     for part, row_V in request.row_V.items():
         used, rows[part] = np.unique(row_V[place : place + 1] if request.paired else row_V, return_inverse=True)
         bank[part] = {name: value[torch.as_tensor(used)] for name, value in request.bank[part].items()}
-    return replace(request, bank=charter.owners.without(bank, "client"), row_V=rows)
+    return replace(request, bank=charter.without(bank, "client"), row_V=rows)
 
 
 def work_of(asked: Train | Evaluate, fixed: Scale, charter: Charter) -> bytes:
     """Return the hash of what one client is to do for a secret sum. It must be the same for all: else whoever asks
     could have the others add zeros. What clients measure counts where those of a site all have the same networks, but
     for their own."""
-    bank = charter.owners.without(asked.bank, "client")
+    bank = charter.without(asked.bank, "client")
     if isinstance(asked, Train):
         said = sent("fit", charter=charter.id, train=replace(asked, bank=bank), had={}, expected=Expected())
     else:
@@ -360,7 +360,7 @@ def work_of(asked: Train | Evaluate, fixed: Scale, charter: Charter) -> bytes:
 def read_evaluate_request(message: Message, charter: Charter, owner: int) -> tuple[Evaluate, tuple[int, int], Expected]:
     """Return what an owner is to measure, without the parts that it owns; when these were trained at the latest; and
     what it must have kept."""
-    like = Evaluate(charter.owners.without(charter.template, "client"), _rows(charter, 1), "test", (owner,))
+    like = Evaluate(charter.without(charter.template, "client"), _rows(charter, 1), "test", (owner,))
     found = received(message, request=like, before=(0, 0))
     return found["request"], found["before"], found["expected"]
 

@@ -103,7 +103,7 @@ class Clients:
         self.charter, self.reach, self.folder = charter, reach, folder
         self.standing = Standing.kept(outlier_factor, folder / charter.run / STANDING)
         self.silences = Silences()
-        self.scheme, self.owners = charter.experiment.method.personalization, charter.owners
+        self.scheme = charter.experiment.method.personalization
         self.before: tuple[int, int] = (0, 0)
         """What clients own is measured as they had it before this round and edge round."""
         self.expected: Expectations = {}
@@ -121,7 +121,7 @@ class Clients:
         healthy_C = np.isfinite(found.loss_C) & [client in updates for client in train.clients]
         self.broken &= {client for client, good in zip(train.clients, healthy_C, strict=True) if not good}
         counted_C = np.where(healthy_C, request.size_C, 0)
-        sent = self.owners.without(train.bank, "client")
+        sent = self.charter.without(train.bank, "client")
         return Averaged(
             bank=train.bank | {part: self._mean(part, request, updates, healthy_C) for part in sent},
             weight={
@@ -213,7 +213,7 @@ class Clients:
         num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.held("train")
         usual_size = np.median([size for size in sizes if size] or [1])
         lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
-        results, changes, sent = dict(lost), dict[int, Drift](), self.owners.without(train.bank, "client")
+        results, changes, sent = dict(lost), dict[int, Drift](), self.charter.without(train.bank, "client")
         answers = dict(said)
         del said
         for client in [client for client in lost if client in answers]:
@@ -244,7 +244,7 @@ class Clients:
         """Return what makes the message by which a client trains, or the whole of it for one that lacks networks whose
         changes it was sent; clients that start alike are sent the same bytes."""
         train, made = request.train, dict[tuple[tuple[int, ...], Expected], bytes]()
-        shared = [rows for part, rows in train.row_C.items() if self.owners.scopes[part] != "client"]
+        shared = [rows for part, rows in train.row_C.items() if self.charter.scopes[part] != "client"]
         placed = {client: place for place, client in enumerate(train.clients)}
 
         def fit(client: int, whole: bool = False) -> bytes:
@@ -344,10 +344,8 @@ class Clients:
 
     def _asking(self, request: Evaluate) -> Callable[[int], bytes]:
         """Return what makes the message by which a client measures; those that measure alike are sent the same."""
-        placed, made = (
-            {owner: place for place, owner in enumerate(request.owners)},
-            cache(partial(self._asked, request)),
-        )
+        placed = {owner: place for place, owner in enumerate(request.owners)}
+        made = cache(partial(self._asked, request))
         return lambda owner: made(placed[owner] if request.paired else 0, self._expected(owner))
 
     def _asked(self, request: Evaluate, place: int, expected: Expected) -> bytes:

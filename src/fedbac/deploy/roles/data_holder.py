@@ -321,7 +321,7 @@ class DataHolder:
             parts_C = released(parts_C)
         finite = (torch.isfinite(value).all() for params in trained.parts_C.values() for value in params.values())
         if np.isfinite(trained.loss_C).all() and all(finite):
-            own = charter.owners.only(trained.parts_C, "client")
+            own = charter.only(trained.parts_C, "client")
             self.local_state.keep(at, parts=own, momentum=trained.momentum or {}, left=left)
         passed = {part: params for part, params in parts_C.items() if part in link.passing["up"]}
         return replace(request, bank=bank), replace(trained, parts_C=passed), changes

@@ -106,7 +106,7 @@ class OrderHandler:
             if self.clients.broken:
                 raise TooFewClientsError(Failure.NOT_SOUND, len(self.clients.broken), chosen)
             raise TooFewClientsError(Failure.FEW_TRAINED, came, chosen, least)
-        own = self.charter.owners.only(report.bank, "edge")
+        own = self.charter.only(report.bank, "edge")
         self.local_state.keep(at, parts=own, links=memory.with_(report.links))
         self.trained = {order.round: report.bank}
         self.clients.standing.keep()
@@ -338,14 +338,14 @@ class Edge:
         order, expected = read_train_request(message, charter, handler.site, handler.shelf)
         handler.clients.expected = expected
         own = handler.own((order.round, order.edge_round), order.bank)
-        here = {part: np.array([handler.site.index]) for part in charter.owners.only(own, "edge")}
+        here = {part: np.array([handler.site.index]) for part in charter.only(own, "edge")}
         check_rows(order.row_N, order.bank | own)
         if charter.codec(f"{charter.above}_down") is not None:
             handler.shelf.put(order.bank)
         order = replace(order, bank=order.bank | own, owner_R={**order.owner_R, **here})
         report = handler.train(order, gone)
         statistic_N = {query: report.statistic_N[query] for query in {*order.statistics, Statistic("loss")}}
-        report = replace(report, bank=charter.owners.without(report.bank, "edge", "client"), statistic_N=statistic_N)
+        report = replace(report, bank=charter.without(report.bank, "edge", "client"), statistic_N=statistic_N)
         return sent("trained", report.changes, "report/bank", report=report, present=self._present())
 
     def _measure(self, message: Message, handler: OrderHandler, gone: threading.Event) -> bytes:

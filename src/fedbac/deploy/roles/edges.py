@@ -349,7 +349,7 @@ class RemoteEdges(Remote):
         """Return how far the edges at which somebody trained have moved what they were sent."""
         found = {
             name: Drift.of(
-                self.charter.owners.without(report.bank, "edge", "client"),
+                self.charter.without(report.bank, "edge", "client"),
                 orders[name].bank,
                 self.charter.experiment.rate(orders[name].round),
             )
@@ -363,7 +363,7 @@ class RemoteEdges(Remote):
         charter, messages = self.charter, {}
         free = [self._measurable(order) for order in orders if edge_name(order.site) not in self.at_work]
         for order in free:
-            bank, kept = charter.owners.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
+            bank, kept = charter.without(order.bank, "edge", "client"), tuple(sorted(order.kept))
             said = {"order": replace(order, bank=bank), "kept": kept, "expected": self.history.expected(order.site)}
             messages[edge_name(order.site)] = sent("measure", charter=charter.id, round=self.round, **said)
         resting = self.standing.news
@@ -543,7 +543,7 @@ class RemoteClients(Remote):
             own = self.handler.own((order.round, 0), order.bank)
             here = replace(order, bank=dict(order.bank) | own, momentum=None)
             report = self.handler.train(here, threading.Event())
-        kept = self.charter.owners.only(order.bank, "edge", "client")
+        kept = self.charter.only(order.bank, "edge", "client")
         whole = dict(report.bank) | kept
         return self.noted({0: replace(report, bank=whole, momentum=order.momentum, links=order.links)})
 

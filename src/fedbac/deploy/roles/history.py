@@ -48,13 +48,7 @@ class History:
             self.trained |= self.latest
         self.round, self.latest = round_, {}
 
-    def note(
-        self,
-        round_: int,
-        selected: Sequence[Sequence[int]],
-        missing: set[int],
-        ages: Mapping[int, int],
-    ) -> None:
+    def note(self, round_: int, selected: Sequence[Sequence[int]], missing: set[int], ages: Mapping[int, int]) -> None:
         """Note who trained for a round, by site that has answered; where the cloud does not wait, so many rounds ago. A
         site at which nobody was selected need not have been asked: its region may have selected others."""
         began = {m: round_ - age for m, age in ages.items() if selected[m]}

@@ -79,13 +79,13 @@ class SiteModels:
             normalization=charter.normalization,
             example=charter.example,
             round=self.round,
-            elsewhere=frozenset(charter.owners.scopes[part] for part in self._used if part not in self.bank),
+            elsewhere=frozenset(charter.scopes[part] for part in self._used if part not in self.bank),
         )
 
 
 def read_models(message: Message, charter: Charter, clients: Sequence[int], *others: Scope) -> SiteModels:
     """Return the models of these clients that a message holds, without the parts of ``others``."""
-    like = charter.owners.without(charter.template, *others)
+    like = charter.without(charter.template, *others)
     rows = {part: np.zeros(1, dtype=np.int64) for part in like}
     found = received(message, bank=like, row_N=rows)
     if found["row_N"]:  # else all parts belong to others
@@ -100,7 +100,7 @@ def models_of_edge(models: Models, charter: Charter, edge: int) -> SiteModels:
     """Return what the cloud hands to an edge, of the models that it has: all but the parts of others."""
     m, site = next((m, site) for m, site in enumerate(models.sites) if edge in site.edges)
     places = np.flatnonzero(site.edge_N == edge)
-    shared = charter.owners.without(models.parts, *ELSEWHERE)
+    shared = charter.without(models.parts, *ELSEWHERE)
     bank, row_N = compact(models.parts, {part: models.rows[m][part][places] for part in shared})
     return SiteModels(charter, charter.clients[edge], models.round, bank, row_N)
 

@@ -118,10 +118,7 @@ class UnderWay:
         self.came[arrival.order.site] = arrival
 
     def resume(
-        self,
-        round_: int,
-        records: Sequence[Mapping[str, Any]],
-        read: Callable[[TrainOrder, Message], Arrival | None],
+        self, round_: int, records: Sequence[Mapping[str, Any]], read: Callable[[TrainOrder, Message], Arrival | None]
     ) -> None:
         """Take what had come before the cloud was started again, but for what some round has counted."""
         self.round = round_

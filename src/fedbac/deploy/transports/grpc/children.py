@@ -249,12 +249,7 @@ class GrpcChildren(ParentLinks):
                 again = "dialled again; if this goes on, its kit is in use twice"
                 self._end(self._links[name], again, grpc.StatusCode.FAILED_PRECONDITION)
             link = self._links[name] = Connection(
-                identity,
-                context,
-                self._changed,
-                heartbeat=self._heartbeat,
-                limit=self._limit,
-                folder=self._folder,
+                identity, context, self._changed, heartbeat=self._heartbeat, limit=self._limit, folder=self._folder
             )
         return link
 

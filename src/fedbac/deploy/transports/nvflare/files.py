@@ -32,6 +32,8 @@ ALLOWED = (CONTROLLER, EXECUTOR, CLOUD_SITE, EDGE_SITE, CLIENT_SITE)
 """All classes that a job may use at our sites."""
 SERVER = "server"
 """What NVFlare calls the site of the cloud in a job."""
+LOOK = 0.5
+"""Seconds between two looks at a process, a job, or whether the run is to stop."""
 START = 120.0
 """Seconds that a site has to start its process of a job: importing torch on a busy machine takes a while."""
 

@@ -12,7 +12,7 @@ import psutil
 
 from fedbac.deploy import log
 from fedbac.deploy.pki.kits import Kit
-from fedbac.deploy.transports.nvflare.files import FOLDER, RELAY, SiteOrder
+from fedbac.deploy.transports.nvflare.files import FOLDER, LOOK, RELAY, SiteOrder
 from fedbac.errors import DeployError
 from fedbac.files import make_folder
 
@@ -20,7 +20,6 @@ PATIENCE = 3.0
 """Seconds that a process has to end by itself."""
 PAUSE = 5.0
 """Seconds before a process that died is begun again."""
-LOOK = 0.5
 LOG = "nvflare.log"
 ENDS_WITH_US = """
 import ctypes, os, signal, sys

@@ -14,12 +14,9 @@ from fedbac.deploy.roles.data_holder import DataHolder
 from fedbac.deploy.roles.edge import run_edge
 from fedbac.deploy.settings import CLOUD
 from fedbac.deploy.transports.connect import serve_parent
-from fedbac.deploy.transports.nvflare.files import SERVER, JobOutcome, SiteOrder, stop_asked
+from fedbac.deploy.transports.nvflare.files import LOOK, SERVER, JobOutcome, SiteOrder, stop_asked
 from fedbac.deploy.transports.nvflare.parent import HERE, Post, Reply
 from fedbac.errors import Error, RunInUseError, visible
-
-LOOK = 0.5
-"""Seconds between two looks at whether the run is to stop."""
 
 
 def _take_place() -> tuple[Kit, SiteOrder, Post]:

@@ -15,10 +15,12 @@ from fedbac.deploy import log
 from fedbac.deploy.pki.kits import Kit
 from fedbac.deploy.roles.status import read_status
 from fedbac.deploy.settings import client_name, edge_name, quorum
+from fedbac.deploy.transports.base import MISSED
 from fedbac.deploy.transports.nvflare.files import (
     ADMIN,
     ADMINISTRATOR,
     FOLDER,
+    LOOK,
     JobOutcome,
     Returning,
     SiteOrder,
@@ -30,16 +32,12 @@ from fedbac.errors import DeployError
 from fedbac.files import make_folder, read_json, write_whole
 from fedbac.runs.stopping import Stop
 
-LOOK = 0.5
-"""Seconds between two looks at a job."""
 GATHER = 60.0
 """Seconds that a run which has begun waits for all sites, before it goes on with those that are there."""
 FRUITLESS = 5
 """Jobs in a row that fail before a round is finished, after which something is wrong that time does not mend."""
 PATIENCE = 10.0
 """Seconds that NVFlare's server has to let the administrator in."""
-MISSED = 3
-"""Heartbeats after which a site that only froze is in its job again."""
 SILENT = 30
 """Seconds after which NVFlare takes a site that says nothing for gone; the cloud itself knows sooner."""
 
@@ -69,23 +67,21 @@ class Supervisor:
                 while True:
                     before = self.round
                     outcome = self._one_job(host, begun)
-                    if outcome is not None and outcome.ended == "refused":
+                    if outcome.ended == "refused":
                         raise DeployError(outcome.said)
-                    if outcome is not None and outcome.ended == "finished":
+                    if outcome.ended == "finished" or self.stop.wanted:
                         return outcome
-                    if self.stop.wanted:
-                        return outcome or JobOutcome("", "stopped")
                     begun, fruitless = begun or self.round > 0, 0 if self.round > before else fruitless + 1
-                    if outcome is not None and outcome.ended == "stopped":  # for a site that has come back
+                    if outcome.ended == "stopped":  # for a site that has come back
                         continue
-                    why = outcome.said if outcome is not None else "its process ended"
                     if fruitless == FRUITLESS:
-                        raise DeployError(f"the job failed {FRUITLESS} times without finishing a round: {why}")
-                    log.warning("the job failed (%s); it is submitted again and goes on from the last checkpoint", why)
+                        raise DeployError(f"the job failed {FRUITLESS} times without finishing a round: {outcome.said}")
+                    again = "the job failed (%s); it is submitted again and goes on from the last checkpoint"
+                    log.warning(again, outcome.said)
             finally:
                 self._disconnect()
 
-    def _one_job(self, host: Host, begun: bool) -> JobOutcome | None:
+    def _one_job(self, host: Host, begun: bool) -> JobOutcome:
         """Submit the job once everybody is there, and follow it; return how it ended."""
         ask_to_stop(self.kit.folder, False)
         missing = self._gather(host, begun)
@@ -100,9 +96,9 @@ class Supervisor:
             return JobOutcome("", "failed", f"it could not be submitted: {type(error).__name__}")
         log.info("job %s was submitted", job)
         self.submitted = time.time()
-        patience = MISSED * self.kit.site.deploy.heartbeat
+        patience = MISSED * self.kit.site.deploy.heartbeat  # within which a site that only froze is in its job again
         self._follow(host, job, server, Returning(self.edges, missing, patience))
-        return JobOutcome.read(self.kit.folder, job)
+        return JobOutcome.read(self.kit.folder, job) or JobOutcome(job, "failed", "its process ended")
 
     def _fewest(self) -> int:
         """Return how many sites a job needs at least: as many edges as must answer, each with its clients."""
