@@ -76,8 +76,8 @@ class MemoryChildren:
                 reasons[name] = f"{type(error).__name__}: {error}"
         return answers, reasons
 
-    def turn_away(self, revoked: bytes) -> None:
-        pass
+    def turn_away(self, revoked: bytes) -> bool:
+        return False
 
     def close(self) -> None:
         pass

@@ -14,7 +14,7 @@ import yaml
 
 import fedbac
 from fedbac.deploy.pki.credentials import Credentials, Revoked
-from fedbac.deploy.pki.kits import FederationFolder, Kit
+from fedbac.deploy.pki.kits import FederationFolder, Kit, credentials_of
 from fedbac.deploy.protocol.handshake import hello
 from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.protocol.wire import decode, encode
@@ -248,16 +248,17 @@ def test_an_edge_takes_a_newer_list_and_no_older_or_forged_one(clinic: Federatio
     kept = shutil.copytree(edge.folder, tmp_path / "far away")  # a machine that the new list has not reached
     clinic.revoke("edge-0-client-0")
     far = Kit.load(kept)
+    revoked = Revoked(credentials_of(kept, far.site))
     assert serial not in far.revoked().serials
-    assert far.take_list(clinic.authority.list_file.read_bytes())
+    assert revoked.take(clinic.authority.list_file.read_bytes())
     assert serial in far.revoked().serials
-    assert not far.take_list(clinic.authority.list_file.read_bytes())
-    assert not far.take_list(first)
+    assert not revoked.take(clinic.authority.list_file.read_bytes())
+    assert not revoked.take(first)
     forger = make(tmp_path / "forger", 1)
     for _ in range(3):
         forger.revoke("edge-0-client-0")
     with pytest.raises(DeployError, match="did not sign it"):
-        far.take_list(forger.authority.list_file.read_bytes())
+        revoked.take(forger.authority.list_file.read_bytes())
     assert serial in far.revoked().serials
 
 
@@ -287,7 +288,7 @@ def test_an_edge_that_cannot_store_a_list_says_so_and_obeys_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = make(tmp_path / "clinic", 1)
-    kit = Kit.load(clinic.kit("edge-0"))
+    kit, client = Kit.load(clinic.kit("edge-0")), Kit.load(clinic.kit("edge-0-client-0"))
     before = kit.list_file.read_bytes()
     clinic.authority.revoke("edge-0-client-0")
     newer = clinic.authority.list_file.read_bytes()
@@ -295,12 +296,12 @@ def test_an_edge_that_cannot_store_a_list_says_so_and_obeys_it(
     def read_only(path: Path, *_: object, **__: object) -> None:
         raise OutputError(f"{path}: it cannot be written (Read-only file system)")
 
-    monkeypatch.setattr("fedbac.deploy.pki.kits.write_whole", read_only)
-    edge, told = Edge(kit.site, tmp_path / "state", kit=kit), list[bytes]()
+    monkeypatch.setattr("fedbac.deploy.pki.credentials.write_whole", read_only)
+    edge, revoked = Edge(kit.site, tmp_path / "state"), Revoked(credentials_of(kit.folder, kit.site))
     edge.children = MemoryChildren({})
-    monkeypatch.setattr(edge.children, "turn_away", told.append)
+    monkeypatch.setattr(edge.children, "turn_away", revoked.take)
     decode(edge.answer(encode("revoked", {"list": newer.decode()}, {}), threading.Event()), ("ready",))
-    assert told == [newer]
+    assert client.identity in revoked
     assert kit.list_file.read_bytes() == before
     assert "Read-only file system); the new list of revoked certificates holds until this site stops" in caplog.text
 

@@ -28,7 +28,6 @@ BACKDATED = dt.timedelta(minutes=5)
 ONLY_OWNER, FOLDER_OF_OWNER = 0o600, 0o700
 PATIENCE = 10
 """Seconds to wait for another command that is changing the same federation."""
-ARRIVED = "the list of revoked certificates that arrived"
 
 Extension = TypeVar("Extension", bound=x509.ExtensionType)
 RSA = rsa.RSAPrivateKey | rsa.RSAPublicKey

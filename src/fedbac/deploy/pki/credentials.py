@@ -9,7 +9,8 @@ from typing import NamedTuple
 from fedbac.deploy import log
 from fedbac.deploy.pki import authority
 from fedbac.deploy.pki.authority import Identity, RevokedList, read
-from fedbac.errors import DeployError
+from fedbac.errors import DeployError, OutputError
+from fedbac.files import write_whole
 
 
 class External(NamedTuple):
@@ -90,9 +91,22 @@ class Revoked:
     def __contains__(self, identity: Identity) -> bool:
         return identity.serial in self._newest.serials
 
-    def take(self, pem: bytes) -> None:
-        """Believe a list that a parent passed on, also where the file cannot be written."""
-        self._believe(authority.read_revoked(pem, read(self._authority), authority.ARRIVED))
+    def take(self, pem: bytes) -> bool:
+        """Believe and keep a list that a parent passed on, if it is genuine and newer; return whether it was newer."""
+        newer = authority.read_revoked(pem, read(self._authority), "the list of revoked certificates that arrived")
+        if newer.number <= self._newest.number:
+            return False
+        self._newest = newer
+        try:
+            if self._path is not None:
+                write_whole(self._path, pem)
+        except OutputError as error:
+            log.error(
+                "%s; the new list of revoked certificates holds until this site stops. Let it write there, or copy the "
+                "list before the next start",
+                error,
+            )
+        return True
 
     def refresh(self) -> None:
         """Read the file again if it changed."""
@@ -101,7 +115,9 @@ class Revoked:
             return
         self._stamp = stamp
         try:
-            self._believe(self._read())
+            found = self._read()
+            if found.number >= self._newest.number:  # a newer list may take a site back, an older one never
+                self._newest = found
         except DeployError as error:
             log.error("%s; the list read before stays in force", error)
 
@@ -112,10 +128,6 @@ class Revoked:
         except OSError:
             return None
         return found and (found.st_mtime_ns, found.st_size, found.st_ino)
-
-    def _believe(self, found: RevokedList) -> None:
-        if found.number >= self._newest.number:  # a newer list may take a site back, an older one never
-            self._newest = found
 
     def _read(self) -> RevokedList:
         if self._path is None:

@@ -14,12 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedbac.config.text import to_yaml
-from fedbac.deploy import log
 from fedbac.deploy.pki import authority
 from fedbac.deploy.pki.authority import ONLY_OWNER, Authority, Identity, KeyPair, RevokedList
 from fedbac.deploy.pki.credentials import Credentials, External
 from fedbac.deploy.settings import CLOUD, SITE_DAYS, FederationConfig, Role, SiteConfig, read_settings
-from fedbac.errors import DeployError, OutputError, quoted, unknown
+from fedbac.errors import DeployError, quoted, unknown
 from fedbac.files import make_folder, remove, write_whole
 
 SITE_FILE, KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE = "site.yaml", "site.key", "site.crt", "ca.crt"
@@ -77,21 +76,6 @@ class Kit:
     def revoked(self) -> RevokedList:
         """Return the certificates that this site's children may no longer use."""
         return authority.read_revoked(authority.read(self.list_file), self.authority, str(self.list_file))
-
-    def take_list(self, pem: bytes) -> bool:
-        """Keep a list that a parent sent if it is genuine and newer than ours; return whether it was newer."""
-        newer = authority.read_revoked(pem, self.authority, authority.ARRIVED)
-        if newer.number <= self.revoked().number:
-            return False
-        try:
-            write_whole(self.list_file, pem)
-        except OutputError as error:
-            log.error(
-                "%s; the new list of revoked certificates holds until this site stops. Let it write there, or copy the "
-                "list before the next start",
-                error,
-            )
-        return True
 
 
 def read_site(folder: Path) -> SiteConfig:

@@ -138,7 +138,7 @@ class Clients:
     def _summed(self, request: Average) -> Averaged:
         """The same where only sums of clients may be known: nobody's update is here, nor its loss."""
         train, summed = request.train, Summed(request)
-        members = self._without_resting(dict.fromkeys(train.clients, b""))
+        members = self._awake(train.clients)
         fit = self._fits(request)
         groups = [[c for c in (train.clients[place] for place in group) if c in members] for group in summed.groups]
         numbers = 2 + (self.charter.epochs(train.phases) if "epochs" in train.keep else 0)
@@ -207,7 +207,7 @@ class Clients:
         link = Link("client", self.scheme, Moment(train.round, self.charter.experiment.task.rounds))
         up = link.passing["up"]
         fit = self._fits(request)
-        messages = self._without_resting({client: fit(client) for client in train.clients})
+        messages = {client: fit(client) for client in self._awake(train.clients)}
         said, reasons = ask_with_retry(self.reach.ask, messages, lambda client: fit(client, whole=True))
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
         num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.held("train")
@@ -258,15 +258,15 @@ class Clients:
 
         return fit
 
-    def _without_resting(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+    def _awake(self, clients: Iterable[int]) -> list[int]:
         names, members = self.charter.names, self.charter.commitments.keys() - self.standing.back.keys()
-        return {client: message for client, message in messages.items() if names[client] in members}
+        return [client for client in clients if names[client] in members]
 
     def _summed_measurement(self, request: Evaluate) -> list[Measured]:
         """Have clients measure where only their sum may be known; return everybody's mean for each."""
         secret, owners, count = request.secret, request.owners, 1 if request.paired else request.num_models
         assert secret is not None
-        members, message = list(self._without_resting(dict.fromkeys(owners, b""))), self._asking(request)
+        members, message = self._awake(owners), self._asking(request)
 
         def asked(owner: int) -> Evaluate:
             return evaluation_of(request, owners.index(owner), self.charter)
@@ -284,7 +284,7 @@ class Clients:
         if request.secret is not None:
             return self._summed_measurement(request)
         message = self._asking(request)
-        messages = self._without_resting({owner: message(owner) for owner in request.owners})
+        messages = {owner: message(owner) for owner in self._awake(request.owners)}
         answers, reasons = self.reach.ask(messages)
         self.standing.strike_late(reasons, self.charter.names.__getitem__)
         lost, held_N = _lost_evaluation(1 if request.paired else request.num_models), self.charter.held(request.split)

@@ -209,8 +209,8 @@ class EdgeReach:
 class Edge:
     """One edge of a federation: what it says to the cloud, and to its clients."""
 
-    def __init__(self, site: SiteConfig, state: Path, holder: DataHolder | None = None, kit: Kit | None = None) -> None:
-        self.site, self.state, self.holder, self.kit = site, state, holder, kit
+    def __init__(self, site: SiteConfig, state: Path, holder: DataHolder | None = None) -> None:
+        self.site, self.state, self.holder = site, state, holder
         self.children: Children | None = None
         """Its clients; set once they can be taken."""
         self.handler: OrderHandler | None = None
@@ -328,8 +328,7 @@ class Edge:
 
     def _revoked(self, message: Message) -> bytes:
         revoked = received(message)["list"].encode()
-        if self.kit is not None and self.kit.take_list(revoked):
-            self.clients.turn_away(revoked)
+        if self.clients.turn_away(revoked):
             log.warning("the cloud passed on a newer list of revoked certificates")
         return sent("ready")
 
@@ -415,7 +414,7 @@ def run_edge(
     site, folder = kit.site, state or kit.folder / "state"
     assert site.edge is not None
     holder = None if source is None else DataHolder(site.name, site.number, site.edge, False, source, folder, runtime)
-    edge = Edge(site, folder, holder, kit)
+    edge = Edge(site, folder, holder)
 
     def look() -> dict[str, Any]:
         return {

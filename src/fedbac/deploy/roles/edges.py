@@ -26,7 +26,6 @@ from fedbac.deploy.roles.models import ELSEWHERE, models_of_edge
 from fedbac.deploy.roles.standing import STANDING, Drift, Standing
 from fedbac.deploy.roles.under_way import Heard, Kept, UnderWay
 from fedbac.deploy.settings import DeploySettings, edge_name, quorum
-from fedbac.deploy.spool import Payload
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.errors import DeployError, TooFewSitesError, quoted
 from fedbac.rounds.late import unheard
@@ -236,7 +235,8 @@ class RemoteEdges(Remote):
         def whole(name: str) -> bytes:
             return train_request(replace(named[name], broadcast=None), self.charter, expected[name])
 
-        reports, reasons = self._judged(orders, resting | self._ask(messages, "trained", whole))
+        heard = {name: said for name, (_, said) in self._ask(messages, "trained", whole).items()}
+        reports, reasons = self._judged(orders, resting | heard)
         for name in self.standing.news.keys() & named.keys():
             reports[name] = replace(self._lost(named[name]), reasons={name: self.standing.news[name]})
         self._count(reports, reasons)
@@ -327,9 +327,7 @@ class RemoteEdges(Remote):
 
     def _ask_one(self, name: str, message: bytes, whole: bytes) -> Heard:
         """Ask one edge, in a thread of its own; return its answer as it came, and what it says."""
-        heard: dict[str, Payload] = {}
-        found = self._ask({name: message}, "trained", lambda name: whole, heard)
-        return heard.get(name, b""), found[name]
+        return self._ask({name: message}, "trained", lambda name: whole)[name]
 
     def _read_again(self, order: TrainOrder, message: Message) -> Arrival | None:
         name = edge_name(order.site)
@@ -368,8 +366,8 @@ class RemoteEdges(Remote):
             messages[edge_name(order.site)] = sent("measure", charter=charter.id, round=self.round, **said)
         resting = self.standing.news
         asked = {name: text for name, text in messages.items() if name in self.members and name not in resting}
-        found = resting | self._ask(asked, "measured", messages.__getitem__)
-        reports, reasons = self._read(free, found, read_measured, unmeasured)
+        heard = {name: said for name, (_, said) in self._ask(asked, "measured", messages.__getitem__).items()}
+        reports, reasons = self._read(free, resting | heard, read_measured, unmeasured)
         blank = {order.site for order in free if _blank(order, reports[edge_name(order.site)])}
         self.unmeasured |= blank | {order.site for order in free if edge_name(order.site) in reasons}
         self._count(reports, reasons)
@@ -414,30 +412,21 @@ class RemoteEdges(Remote):
         self.standing.strike_late(late, str)
         return reports, reasons | late
 
-    def _ask(
-        self,
-        messages: Mapping[str, bytes],
-        kind: str,
-        whole: Callable[[str], bytes],
-        heard: dict[str, Payload] | None = None,
-    ) -> dict[str, Message | str]:
-        """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has. What
-        came is put into ``heard``."""
+    def _ask(self, messages: Mapping[str, bytes], kind: str, whole: Callable[[str], bytes]) -> dict[str, Heard]:
+        """Return every edge's answer, or the reason why there is none; ``whole`` builds on nothing that it has."""
 
         def ask(some: Mapping[str, bytes]) -> Answered[str]:
             return self.caller.ask(some, self.patience)
 
         answers, reasons = ask_with_retry(ask, messages, whole)
-        found: dict[str, Message | str] = dict(reasons)
+        found: dict[str, Heard] = {name: (b"", why) for name, why in reasons.items()}
         for name, answer in answers.items():
             try:
                 message = decode(answer, (kind, "absent"))
                 self.answered(name, message)
-                if heard is not None:
-                    heard[name] = answer
-                found[name] = message if message.kind == kind else quoted(message.head.get("reason"))
+                found[name] = answer, message if message.kind == kind else quoted(message.head.get("reason"))
             except WireError as error:
-                found[name] = str(error)
+                found[name] = b"", str(error)
         return found
 
     def _too_few(self) -> str | None:

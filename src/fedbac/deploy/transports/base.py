@@ -79,8 +79,9 @@ class Children(Protocol):
         or passes the deadline (in seconds) is a reason at once.
         """
 
-    def turn_away(self, revoked: bytes) -> None:
-        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+    def turn_away(self, revoked: bytes) -> bool:
+        """End the links of all whose certificates are on a list that the authority signed, and take them no more, if it
+        is newer than the one before; return whether it is."""
 
     def close(self) -> None:
         """End all links and stop listening."""
@@ -159,10 +160,10 @@ class ParentLinks:
         answers = {name: call.answer for name, call in calls.items() if call.answer is not None}
         return answers, {name: call.reason for name, call in calls.items() if call.reason is not None}
 
-    def turn_away(self, revoked: bytes) -> None:
-        """End the links of all whose certificates are on a list that the authority signed, and take them no more."""
+    def turn_away(self, revoked: bytes) -> bool:
+        """Have whoever looks after the links find that they are those of revoked sites."""
         with self._changed:
-            self._revoked.take(revoked)
+            return self._revoked.take(revoked)
 
     def _start(self, name: str, call: Call, deadline: float) -> None:
         """Send a request, or have it wait for its turn, or say why not."""
