@@ -18,6 +18,7 @@ from fedbac.deploy.roles.edge import Edge
 from fedbac.deploy.roles.edges import RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol
 from fedbac.deploy.roles.epochs import EPOCHS, NEXT, advanced, continued, play_epochs
+from fedbac.deploy.roles.history import History
 from fedbac.deploy.settings import CloudPlace, DeploySettings, EdgePlace, FederationConfig, MemberChanges
 from fedbac.runs.play import conduct, finish
 from fedbac.runs.store import RunFolder, StoredRun
@@ -167,9 +168,9 @@ class MemoryFederation:
     ) -> RemoteEdges | RemoteClients:
         """Return the edges as the round loop sees them; those of a run in a folder know its records."""
         records: Callable[[], Any] = tuple if folder is None else RunFolder(folder).read_records
-        anyway, moved = self.accept_rollback, self.members.moved
+        history = History(enrolled.charter, records, self.accept_rollback, self.members.moved)
         who = (enrolled.charter, self.cloud, self.deploy, self._waiting, self._stopped)
-        rest = (*who, records, anyway, moved, declined)
+        rest = (*who, history, set() if declined is None else declined)
         kind = RemoteClients if self.experiment.method.topology.tiers == 2 else RemoteEdges
         before, self.remote = self.remote, kind(self.folder / "state" / "cloud", *rest)
         self.remote.take_over(before)

@@ -19,6 +19,7 @@ from fedbac.deploy.protocol.messages import sent
 from fedbac.deploy.roles.edges import BrokenRoundError, Interruption, RemoteClients, RemoteEdges
 from fedbac.deploy.roles.enrolment import Enrolled, enrol
 from fedbac.deploy.roles.epochs import EPOCHS, NEXT, advanced, continued, play_epochs
+from fedbac.deploy.roles.history import History
 from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import quorum
 from fedbac.deploy.transports.base import Children, Counted
@@ -136,8 +137,9 @@ class Cloud:
     def _connect(self, enrolled: Enrolled, declined: set[str], children: Children) -> RemoteEdges | RemoteClients:
         missed = partial(self._waiting, level=logging.WARNING)  # the run has begun, and lacks them
         who = (enrolled.charter, children, self.kit.site.deploy)
-        anyway, moved = self.accept_rollback, self.kit.site.members.moved
-        rest = (*who, missed, lambda: self.stop.wanted, self.folder.read_records, anyway, moved, declined)
+        moved = self.kit.site.members.moved
+        history = History(enrolled.charter, self.folder.read_records, self.accept_rollback, moved)
+        rest = (*who, missed, lambda: self.stop.wanted, history, declined)
         flat = enrolled.charter.experiment.method.topology.tiers == 2
         before, self.remote = self.remote, (RemoteClients if flat else RemoteEdges)(self._state, *rest)
         self.remote.take_over(before)

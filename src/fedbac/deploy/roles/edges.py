@@ -72,17 +72,11 @@ class Remote:
         deploy: DeploySettings,
         waiting: Callable[[str], None],
         stopped: Callable[[], bool],
-        records: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
-        accept_rollback: bool = False,
-        moved: Mapping[str, str] = {},
-        declined: set[str] | None = None,
+        history: History,
+        declined: set[str],
     ) -> None:
-        """``records`` are those of the rounds before, once the first order is given.
-
-        ``declined`` are clients that could not join; who goes away is taken out.
-        """
-        self.declined = set() if declined is None else declined
-        self.history = History(charter, records, accept_rollback, moved)
+        """``declined`` are clients that could not join; who goes away is taken out."""
+        self.history, self.declined = history, declined
         self.charter, self.children, self.deploy = charter, children, deploy
         self.waiting, self.stopped = waiting, stopped
         self.caller, self.silences = Caller(children, charter), Silences()

@@ -24,7 +24,8 @@ class History:
         anyway: bool,
         moved: Mapping[str, str],
     ) -> None:
-        """``moved``: by the new place of a client that moved, the old one, in which it trained."""
+        """``records`` are those of the rounds before, once the first order is given. ``moved``: by the new place of a
+        client that moved, the old one, in which it trained."""
         self.charter, self.records, self.anyway = charter, records, anyway
         number = {name: str(client) for client, name in enumerate(charter.names)}
         self.moved = {number[new]: number[old] for new, old in moved.items()}

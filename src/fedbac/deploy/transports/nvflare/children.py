@@ -163,7 +163,8 @@ class NvflareChildren(ParentLinks):
             began = time.monotonic()
             try:
                 if child.present:
-                    self._check(child)
+                    assert child.identity is not None
+                    self._trust.check(child.identity)
                     child.call("ping", self._heartbeat)
                 else:
                     self._join(child)
@@ -171,39 +172,30 @@ class NvflareChildren(ParentLinks):
                 with self._changed:
                     child.heard = time.monotonic()
             except DeployError as error:
+                why = str(error)
                 with self._changed:
                     silent = time.monotonic() - (child.heard or 0.0)
-                    if child.present and silent > MISSED * self._heartbeat:
+                    if isinstance(error, Refusal):
+                        why = f"refused: {error}"
+                        REFUSED.counts[error.reason] += not child.present
+                        self._lose(child, str(error))
+                    elif child.present and silent > MISSED * self._heartbeat:
                         self._lose(child, f"no sign of life for {silent:.1f} s")
-                if not child.present and str(error) != noted:
-                    noted = str(error)
+                if not child.present and why != noted:
+                    noted = why
                     log.warning("%s: %s", child.name, noted)
             child.tried.set()
             self._closing.wait(max(0.0, self._heartbeat - (time.monotonic() - began)))
 
     def _join(self, child: Child) -> None:
         said = child.call("hello", FIRST)
-        try:
-            with self._handshaking:
-                child.identity, hello = self._trust.take(child.name, said)
-                welcome = self._shake_hands(child.name, hello)
-        except Refusal as refusal:
-            REFUSED.counts[refusal.reason] += 1
-            raise DeployError(f"refused: {refusal}") from refusal
+        with self._handshaking:
+            child.identity, hello = self._trust.take(child.name, said)
+            welcome = self._shake_hands(child.name, hello)
         child.call("welcome", FIRST, welcome)
         with self._changed:
             child.present = not self._closing.is_set()
         log.info("%s has joined", child.name)
-
-    def _check(self, child: Child) -> None:
-        """Let a child go whose certificate is no longer good."""
-        assert child.identity is not None
-        try:
-            self._trust.check(child.identity)
-        except Refusal as refusal:
-            with self._changed:
-                self._lose(child, str(refusal))
-            raise DeployError(f"refused: {refusal}") from refusal
 
     def _lose(self, child: Child, reason: str) -> None:
         """Note that a child is gone; whoever waits for it is told."""
