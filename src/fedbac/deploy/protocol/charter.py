@@ -3,17 +3,16 @@
 import hashlib
 import json
 import math
-import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedbac import losses, models
@@ -44,8 +43,8 @@ MOST_EXAMPLES = 10**8
 """Of one site, which holds them in memory."""
 MOST_PIXELS = 2**46
 """Of one channel: the sum of their squares is a whole number of 63 bits."""
-RUN, HASH = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}")
 Whole = Field(ge=0, le=MOST_EXAMPLES)
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Held(BaseModel):
@@ -56,7 +55,7 @@ class Held(BaseModel):
     train: int = Whole
     validation: int = Whole
     test: int = Whole
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    fingerprint: Hash
 
 
 class Facts(Held):
@@ -85,7 +84,7 @@ class Holding(Held):
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Charter:
     """The terms of a run, the same for everybody. Sites know it by its hash, and work under no other.
 
@@ -93,18 +92,18 @@ class Charter:
     of its clients, and checks it.
     """
 
-    run: str
-    """Which run: what owners keep of one is of no use to another."""
+    run: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    """Which run: what owners keep of one is of no use to another. It becomes the name of a folder."""
     experiment: Experiment
     shape: tuple[int, ...]
     dtype: str
     num_classes: int
-    largest_token: int | None
+    largest_token: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None
     pixels: tuple[tuple[float, ...], ...] | None
     """Per channel, mean and deviation of all training images; of sums, a site would learn how many others hold."""
     clients: tuple[tuple[int, ...], ...]
     """Per edge, the numbers of its clients."""
-    commitments: Mapping[str, str]
+    commitments: Mapping[str, Hash]
     """Of every client that takes part, and of every edge that holds test data itself, by name."""
     holdings: Mapping[str, Holding]
     """Those that are known here; no part of the terms."""
@@ -367,22 +366,7 @@ def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
         plain = json.loads(text)
         with runnable():
             experiment = parse(Experiment, plain.pop("experiment"))
-        charter = Charter(
-            run=str(plain["run"]),
-            experiment=experiment,
-            shape=tuple(map(int, plain["shape"])),
-            dtype=str(plain["dtype"]),
-            num_classes=int(plain["num_classes"]),
-            largest_token=plain["largest_token"],
-            pixels=None if plain["pixels"] is None else tuple(tuple(map(float, row)) for row in plain["pixels"]),
-            clients=tuple(tuple(map(int, clients)) for clients in plain["clients"]),
-            commitments=dict(plain["commitments"]),
-            holdings={name: Holding.model_validate(said) for name, said in known.items()},
-            label_shape=tuple(map(int, plain.get("label_shape", ()))),
-            epoch=int(plain.get("epoch", 1)),
-            after=int(plain.get("after", 0)),
-            before=str(plain.get("before", "")),
-        )
+        charter = Charter(**plain, experiment=experiment, holdings=known)
         if not _possible(charter):
             raise ValueError
         return charter
@@ -391,24 +375,20 @@ def read_charter(text: str, known: Mapping[str, Any]) -> Charter:
 
 
 def _possible(charter: Charter) -> bool:
-    """Whether a federation of this kind can be; the name of a run becomes that of a folder."""
+    """Whether a federation of this kind can be."""
     members = [client for clients in charter.clients for client in clients]
-    tokens, pixels = charter.largest_token, charter.pixels
     edges = {edge_name(m) for m in range(len(charter.clients))}
     clients = {client_name(m, n) for m, own in enumerate(charter.clients) for n in range(len(own))}
     return (
-        RUN.fullmatch(charter.run) is not None
-        and charter.dtype in NUMBERS
+        charter.dtype in NUMBERS
         and are_sides(charter.shape)
         and 0 < charter.num_classes <= (MOST_TOKENS if charter.label_shape else MOST_CLASSES)
         and (charter.label_shape == () or are_sides(charter.label_shape))
-        and (tokens is None or (type(tokens) is int and 0 <= tokens <= MOST_TOKENS))
-        and (pixels is None or _are_pixels(pixels, charter.shape[0]))
+        and (charter.pixels is None or _are_pixels(charter.pixels, charter.shape[0]))
         and sorted(members) == list(range(len(members)))
         and tuple(map(len, charter.clients)) == charter.experiment.task.clients()
         and charter.commitments.keys() <= clients | edges
         and len(charter.members) > 0
-        and all(isinstance(one, str) and HASH.fullmatch(one) for one in charter.commitments.values())
         and all(charter.commitments.get(name) == held.commitment for name, held in charter.holdings.items())
     )
 

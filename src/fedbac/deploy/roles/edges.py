@@ -532,8 +532,11 @@ class RemoteClients(Remote):
 
     def measure(self, orders: Sequence[MeasureOrder]) -> list[MeasureReport]:
         """Measure with clients and edges elsewhere."""
+        (order,) = orders
         with self._heard():
-            return [self._measure(order) for order in orders]
+            own = self.handler.own((self.round + 1, 0), order.bank)
+            bank = {part: own.get(part, params) for part, params in order.bank.items()}
+            return [self.handler.measure(replace(order, bank=bank), self.round, threading.Event())]
 
     @contextmanager
     def _heard(self) -> Iterator[None]:
@@ -545,11 +548,6 @@ class RemoteClients(Remote):
         except SiteError as error:
             self.history.refuse(error.public)
             raise
-
-    def _measure(self, order: MeasureOrder) -> MeasureReport:
-        own = self.handler.own((self.round + 1, 0), order.bank)
-        bank = {part: own.get(part, params) for part, params in order.bank.items()}
-        return self.handler.measure(replace(order, bank=bank), self.round, threading.Event())
 
     def _too_few(self) -> str | None:
         if self.children.present():
