@@ -29,6 +29,7 @@ from fedbac.deploy.roles.calls import FORGOTTEN, STRANGER
 from fedbac.deploy.roles.clients import Clients, Updates
 from fedbac.deploy.roles.edges import RelayReach, Remote
 from fedbac.deploy.roles.enrolment import Enrolled, Roll, charter_of
+from fedbac.deploy.roles.history import History
 from fedbac.deploy.settings import MemberChanges
 from fedbac.errors import DeployError
 from fedbac.rounds.late import unheard
@@ -344,8 +345,9 @@ def _answers_of_edges(
 
             def relayed(changed: bytes, number: int = number) -> object:
                 children = MemoryChildren({f"edge-{number}": lambda payload, gone: changed})
-                rest = (charter, children, federation.deploy, lambda text: None, lambda: False)
-                reach = RelayReach(Remote(*rest))
+                history = History(charter, tuple, False, {})
+                rest = (children, federation.deploy, lambda text: None, lambda: False, history, set[str]())
+                reach = RelayReach(Remote(charter, *rest))
                 return reach.ask({charter.clients[number][0]: b"x"}), reach.ask_edges({number: b"x"})
 
             yield Target("relayed at the cloud", answer, relayed)
