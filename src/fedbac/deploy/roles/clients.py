@@ -121,9 +121,9 @@ class Clients:
         healthy_C = np.isfinite(found.loss_C) & [client in updates for client in train.clients]
         self.broken &= {client for client, good in zip(train.clients, healthy_C, strict=True) if not good}
         counted_C = np.where(healthy_C, request.size_C, 0)
-        sent = self.charter.without(train.bank, "client")
+        passing = self.charter.without(train.bank, "client")
         return Averaged(
-            bank=train.bank | {part: self._mean(part, request, updates, healthy_C) for part in sent},
+            bank=train.bank | {part: self._mean(part, request, updates, healthy_C) for part in passing},
             weight={
                 part: np.bincount(train.row_C[part], counted_C, trees.count(rows)).astype(np.int64)
                 for part, rows in train.bank.items()
@@ -138,7 +138,7 @@ class Clients:
     def _summed(self, request: Average) -> Averaged:
         """The same where only sums of clients may be known: nobody's update is here, nor its loss."""
         train, summed = request.train, Summed(request)
-        members = self._awake(train.clients)
+        members = set(self._awake(train.clients))
         fit = self._fits(request)
         groups = [[c for c in (train.clients[place] for place in group) if c in members] for group in summed.groups]
         numbers = 2 + (self.charter.epochs(train.phases) if "epochs" in train.keep else 0)
@@ -213,7 +213,7 @@ class Clients:
         num_epochs, names, sizes = self.charter.epochs(train.phases), self.charter.names, self.charter.held("train")
         usual_size = np.median([size for size in sizes if size] or [1])
         lost = {client: _lost_update(train, place, num_epochs) for place, client in enumerate(train.clients)}
-        results, changes, sent = dict(lost), dict[int, Drift](), self.charter.without(train.bank, "client")
+        results, changes, passing = dict(lost), dict[int, Drift](), self.charter.without(train.bank, "client")
         answers = dict(said)
         del said
         for client in [client for client in lost if client in answers]:
@@ -224,7 +224,7 @@ class Clients:
                 continue
             unit = train.learning_rate * max(1.0, sizes[client] / usual_size)
             parts_C = link.with_twins(found.parts_C)
-            updates.put(client, {part: parts_C[part] for part in sent})
+            updates.put(client, {part: parts_C[part] for part in passing})
             results[client] = replace(found, parts_C={part: trees.join([parts_C[part]]) for part in request.keep})
             change = Drift.of({part: found.parts_C[part] for part in up}, lost[client].parts_C, unit)
             changes |= {} if change is None else {client: change}

@@ -28,7 +28,6 @@ ROUNDS_KEPT = 4
 """How far a cloud may go back and be answered: one that goes back further is refused."""
 SECRET_BYTES = 32
 
-
 Training = tuple[int, int]
 """A round and an edge round."""
 
