@@ -186,7 +186,8 @@ class Member:
         both: whoever had both could take all masks off. First enough neighbours must prove that they were told the
         same, so that no two groups reveal for different sums (Bonawitz et al., 2017, the consistency check)."""
         self._take(4)
-        same = {p for p, said in proofs.items() if p in self._alive and compare_digest(said, self._proof_of(p))}
+        others = self._alive - {self.place}
+        same = {p for p in proofs.keys() & others if compare_digest(proofs[p], proof(self._sealed[p], p, self._told))}
         if len(same) + 1 < self._quorum:
             raise SumError(
                 f"{len(same) + 1} clients prove that they were told of the same clients, survivors and work; "
@@ -199,9 +200,6 @@ class Member:
                 both = opened(derived(self._sealed[place], b"from %d" % place), shares[place])
             told.append(both[:SHARE] if place in self._alive else both[SHARE:])
         return b"".join(told)
-
-    def _proof_of(self, place: int) -> bytes:
-        return b"" if place == self.place else proof(self._sealed[place], place, self._told)
 
 
 def signed(context: bytes, place: int, sealing: bytes, masking: bytes) -> bytes:
