@@ -404,7 +404,7 @@ def test_actors_are_refused_where_nothing_is_dealt_to_them() -> None:
 def test_naming_the_kind_that_is_there_changes_nothing(column: str, preset: str) -> None:
     """A preset's own settings, and a period that fits the run, stay; a group in braces brings its defaults."""
     plain = configure(preset, "demo")
-    chosen = reduce(getattr, column.split("."), plain.method)
+    chosen: Any = reduce(getattr, column.split("."), plain.method)
     (one,) = chosen if isinstance(chosen, tuple) else (chosen,)
     assert configure(preset, "demo", settings=[f"method.{column}={one.kind}"]) == plain
     assert configure(preset, "demo", settings=[f"method.{column}={{kind: {one.kind}}}"]) != plain
