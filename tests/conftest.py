@@ -4,10 +4,18 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 from tests.covering import covering
+
+if find_spec("hypothesis") is not None:  # beside NVFlare it is not installed
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine is no fault of the code.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 gc.disable()  # nothing of what collecting the tests makes is garbage, and to look at all of it again takes seconds
 

@@ -28,7 +28,7 @@ def assert_same_test_data(whole: Examples, part: Examples, clients: Iterable[int
         np.testing.assert_array_equal(DATA.y_test[mine], part.dataset.y_test[theirs])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(clients=st.lists(st.integers(1, 4), min_size=1, max_size=4), seed=st.integers(0, 50))
 def test_a_clients_test_data_are_the_same_to_all_and_to_its_edge_alone(clients: list[int], seed: int) -> None:
     whole = examples_of(tuple(clients), seed)

@@ -30,7 +30,7 @@ def everything(*groups: tuple[np.ndarray[Any, Any], ...]) -> list[int]:
 concentrations = st.sampled_from([1e-6, 0.01, 0.1, 0.5, 1.0, 100.0, 1e9])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     mode=st.sampled_from(MODES),
     allocation=st.sampled_from(["largest_remainder", "multinomial"]),
@@ -244,7 +244,7 @@ def test_more_distributions_than_edges_are_refused() -> None:
         split(edge_distributions=4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     y_test=st.lists(st.integers(0, 4), max_size=60),
     train_NC=st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=1, max_size=6),

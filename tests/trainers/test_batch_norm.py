@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     counts=st.lists(st.sampled_from([0, 2, 3, 5]), min_size=1, max_size=3),
     more=st.integers(0, 2),
