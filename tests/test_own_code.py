@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 import fedbac
 from fedbac import data, packages
@@ -168,6 +170,62 @@ def test_the_command_that_resumes_a_stopped_run_allows_its_code(
     own = ["--network", "nets.py:Net", "--data", "nets.py:load"]
     said = " ".join(shell("run", "hierfavg", *own, "--out", "a", *SMALL, code=130).split())
     assert "To resume: fedbac resume a --allow nets.py, or the same command" in said
+
+
+def test_the_command_writes_a_model_that_ones_own_class_loads(here: Path, shell: Shell) -> None:
+    shell("run", "hierfavg", "--network", "nets.py:Net", "--data", "nets.py:load", "--out", "runs/mine", *SMALL)
+    os.environ[packages.VARIABLE] = ""
+    wanted = ["model", "runs/mine", "--edge", "2", "--format", "safetensors", "--out", "edge2.safetensors"]
+    assert "--allow nets.py" in shell(*wanted, code=2)
+    said = shell(*wanted, "--allow", "nets.py")
+    assert "Written: edge2.safetensors, the model of edge 2 after round 2; without a card, as a run signs none" in said
+    mine, x = packages.imported("nets.py:Net", "network")((3,), 4), torch.randn(5, 3)
+    mine.load_state_dict(load_file("edge2.safetensors"))
+    assert torch.allclose(mine(x), fedbac.load("runs/mine").model(edge=2)(x), rtol=0, atol=1e-6)
+    assert sorted(path.name for path in here.glob("edge2*")) == ["edge2.safetensors"], "no card is beside it"
+
+
+@pytest.mark.parametrize(("form", "written"), [("pt2", "model.pt2"), ("peft", "model.peft/adapter_config.json")])
+def test_the_command_writes_models_in_other_forms(form: str, written: str, here: Path, shell: Shell) -> None:
+    settings = SETTINGS | {"method.personalization": "adapters", "method.personalization.target": ["*"]}
+    run("hierfavg", network="nets.py:Net", dataset="nets.py:load", settings=settings, out="runs/mine", rounds=1)
+    shell("model", "runs/mine", "--edge", "1", "--format", form, "--allow", "nets.py")
+    assert (here / written).is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["runs/mine", "--edge", "3"], "edge=3: there are edges 0 to 2; name one of them"),
+        (["runs/mine"], "edge= (--edge) is not given; there are edges 0 to 2"),
+        (["runs/mine", "--edge", "0", "--out", "a.onnx"], "--out: a.onnx must end with .pt2"),
+        (["runs/mine", "--edge", "0", "--format", "peft"], "no low-rank products, so nothing for peft"),
+        (["runs/mine", "--verify", "a.pt2"], "--verify: it is for a site's kit; runs/mine is a run folder, whose"),
+        (["runs/mine", "--edge", "0", "--from", "x"], "--from: it is for a site's kit; runs/mine is a run folder"),
+        (["runs", "--edge", "0"], "runs: it is no run folder (no config.yaml) and no kit (no site.yaml); name one of"),
+        (["runs/ditto", "--edge", "0"], "every client has a model of its own; give client=0 to 5 (--client), and no"),
+        (["runs/begun", "--edge", "0"], "no checkpoint to take a model from (none was saved"),
+        (["runs/begun", "--edge", "0"], "play it: fedbac resume runs/begun"),
+        (["runs/handed", "--edge", "0"], "data of this run were given in Python; give them again there with dataset="),
+        (["runs/built", "--edge", "0"], "network of your own; pass it again in Python with network="),
+    ],
+)
+def test_models_that_no_command_can_write(words: list[str], said: str, here: Path, shell: Shell) -> None:
+    name = Path(words[0]).name
+    inputs: dict[str, object] = {"network": "nets.py:Net", "dataset": "nets.py:load"}
+    handed: dict[str, dict[str, object]] = {
+        "handed": {
+            "dataset": fedbac.Dataset.from_arrays("mine", *packages.imported("nets.py:load", "data")().values())
+        },
+        "built": {"network": lambda: nn.Linear(3, 4)},
+    }
+    method, out = "ditto" if name == "ditto" else "hierfavg", words[0] if name != "runs" else "runs/mine"
+    run(method, out=out, rounds=1, **inputs | handed.get(name, {}))
+    if name == "begun":
+        for file in ("rounds.jsonl", "summary.json"):
+            (here / out / file).unlink()
+        RunFolder(out).drop_checkpoints()
+    assert said in " ".join(shell("model", *words, "--allow", "nets.py", code=2).split())
 
 
 def test_comparisons_name_folders_alike(here: Path, shell: Shell) -> None:

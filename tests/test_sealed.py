@@ -222,6 +222,25 @@ class Nothing(Dropping):
 
 
 @pytest.mark.covering
+@pytest.mark.parametrize(
+    ("labels", "loss", "times"),
+    [
+        (np.full(120, 3), "cross_entropy", 1),
+        (np.arange(120) % 2, "cross_entropy", 0),
+        (np.ones((120, 1), np.float32), "squared_error", 0),
+    ],
+)
+def test_a_run_whose_labels_are_all_of_one_class_says_so_once(
+    labels: Any, loss: str, times: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = fedbac.Dataset.from_arrays("alike", DATA.x_train, labels, DATA.x_train, labels)
+    settings = [*SMALL, f"task.loss={loss}"]
+    with fedbac.play("hierfavg", dataset=data, settings=settings, rounds=2, workers=1, out=tmp_path) as playing:
+        next(playing)
+    fedbac.resume(tmp_path, dataset=data, progress=False)
+    assert caplog.text.count("every training label is class 3, so a model that always answers it scores 100 %") == times
+
+
 @pytest.mark.parametrize(("decay", "method"), [(0.0, "fed-bac"), (5e-4, "fed-bac"), (5e-4, "fedadam"), (0.1, "ditto")])
 @pytest.mark.parametrize("network", [Nothing, Dropping])
 def test_a_run_in_which_no_weight_moves_says_so_in_one_line(

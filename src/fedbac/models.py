@@ -36,7 +36,7 @@ class Custom(Settings):
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Refuse: only the caller has this network."""
         raise ConfigError(
-            f"task.network: {self.name!r} is a network of your own; pass it again with network=... "
+            f"task.network: {self.name!r} is a network of your own; pass it again in Python with network=... "
             "(a function that returns a new nn.Module, or an nn.Module)"
         )
 

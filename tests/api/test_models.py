@@ -1,5 +1,6 @@
 """The models of a run predict as the evaluation says they do, are exported, and come back from a folder."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -73,7 +75,7 @@ def accuracies(run: fedbac.Run, data: Dataset) -> list[float]:
     found = []
     for edge, test in enumerate(shards.test):
         if run.models.own:
-            with pytest.raises(ConfigError, match="every client has a model of its own; give client=0 to 14, and no"):
+            with pytest.raises(ConfigError, match=r"own; give client=0 to 14 \(--client\), and no edge"):
                 run.model()
             with pytest.raises(ConfigError, match="every client has a model of its own; give client="):
                 run.model(edge=edge)
@@ -142,9 +144,9 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
         "hierfavg", tiny_task(rounds=1), dataset=data, network=lambda: Regular(), out=tmp_path, workers=1, device="cpu"
     )
     loaded = fedbac.load(tmp_path)
-    with pytest.raises(ConfigError, match=r"were given in Python; give them again with dataset="):
+    with pytest.raises(ConfigError, match=r"were given in Python; give them again there with dataset="):
         loaded.model(edge=0)
-    with pytest.raises(ConfigError, match=r"network of your own; pass it again with network="):
+    with pytest.raises(ConfigError, match=r"network of your own; pass it again in Python with network="):
         loaded.model(edge=0, dataset=data)
     with pytest.raises(fedbac.RunFolderError, match=r"data\.sha256"):
         loaded.model(edge=0, dataset=images(seed=1), network=lambda: Regular())
@@ -152,7 +154,9 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
     x = torch.from_numpy(data.x_test)
     assert torch.equal(found(x), own.model(edge=0)(x))
     RunFolder(tmp_path).drop_checkpoints()
-    with pytest.raises(CheckpointError, match="no checkpoint to take a model from"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint to take a model from .*; play it: fedbac run .* --out NEW"
+    ):
         fedbac.load(tmp_path).model(edge=0, dataset=data, network=lambda: Regular())
 
 
@@ -174,6 +178,37 @@ def test_whose_model_must_be_said(chosen: dict[str, Any], message: str) -> None:
 @pytest.fixture(scope="module")
 def exported() -> fedbac.Run:
     return tiny_run("fed-bac", task=tiny_task(rounds=1), dataset=images())
+
+
+def normalization(file: Path) -> tuple[Tensor, Tensor]:
+    """Return mean and std as the metadata of a file have them."""
+    with safe_open(file, "pt") as opened:
+        said = json.loads(opened.metadata()["normalization"])
+    return torch.tensor(said["mean"]).view(-1, 1, 1), torch.tensor(said["std"]).view(-1, 1, 1)
+
+
+@pytest.mark.parametrize(("name", "whose"), [("ifca-edges", {"edge": 3}), ("fedrep", {"client": 2})])
+def test_ones_own_class_loads_the_weights_and_says_what_the_model_says(
+    name: str, whose: dict[str, Any], tmp_path: Path
+) -> None:
+    data = images()
+    run = tiny_run(name, task=tiny_task(rounds=1, **FIVE), dataset=data, network=lambda: Regular())
+    file, mine, x = run.save_model(tmp_path / "edge3.safetensors", **whose), Regular(), torch.from_numpy(data.x_test)
+    mine.load_state_dict(load_file(file))
+    mean, std = normalization(file)
+    with torch.no_grad():
+        found, expected = mine((x.float() / 255 - mean) / std), run.model(**whose)(x)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-6)
+    assert {run.save_model(file, **whose).read_bytes() for _ in range(9)} == {file.read_bytes()}, "one order of keys"
+
+
+def test_weights_of_several_networks_have_a_prefix_each(exported: fedbac.Run, tmp_path: Path) -> None:
+    file, model = exported.save_model(tmp_path / "edge.safetensors", edge=1), exported.model(edge=1)
+    assert load_file(file).keys() == model.state_dict().keys()
+    assert {name.partition(".")[0] for name in load_file(file)} == {"global_network", "cluster_network", "mean", "std"}
+    for found, expected in zip(normalization(file), (model.mean, model.std), strict=True):
+        assert expected is not None
+        assert torch.equal(found, expected)
 
 
 class Branching(nn.Module):

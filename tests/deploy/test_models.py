@@ -156,6 +156,19 @@ def test_weights_are_those_of_the_model(fedbac: Shell, tmp_path: Path, played: A
     assert "must end with .pt2" in fedbac("model", str(clinic.kit("edge-0")), "--out", "a.onnx", code=2)
 
 
+def test_weights_of_one_network_have_its_own_names_and_a_card(fedbac: Shell, tmp_path: Path) -> None:
+    tiny = small("hierfavg", rounds=1)
+    federation, clinic = tiny.federation(tmp_path), make(tmp_path / "clinic", *COUNTS)
+    run = federation.run(tmp_path / "run")
+    kit, weights = str(clinic.kit("edge-1")), ["--format", "safetensors", "--from", str(place(tmp_path, "edge-1"))]
+    fedbac("model", kit, *weights)
+    assert load_file("model.safetensors").keys() == run.models.network.state_dict().keys()
+    assert fedbac("model", kit, "--verify", "model.safetensors").startswith("Genuine: the model of edge-1 ")
+    assert "--data: that is for run folders; leave it out for a kit" in fedbac("model", kit, "--data", ".", code=2)
+    assert "--format peft: that is for run folders" in fedbac("model", kit, "--format", "peft", code=2)
+    assert "signed; name the kit of its cloud: fedbac model KIT --from run" in fedbac("model", "run", code=2)
+
+
 @pytest.fixture
 def carded(fedbac: Shell, tmp_path: Path, played: Any) -> Path:
     """A model of edge-1 with its card."""

@@ -138,9 +138,10 @@ class Run(StoredRun):
     def save_model(self, path: Path | str, edge: int | None = None, *, client: int | None = None, **again: Any) -> Path:
         """Write the model of an edge, or of a client, into a file whose suffix says how.
 
-        ``.safetensors`` holds its ``state_dict``; with adapters, that of ``model(…).merged()``, and ``.peft`` is a
-        folder that ``peft`` loads. ``.pt2`` (torch.export) and ``.onnx`` hold all of it and run without fedbac. What
-        ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
+        ``.safetensors`` holds the ``state_dict`` of ``model(…).merged()``, which your own class loads; where several
+        networks predict together, that of ``model(…)``. Its metadata have ``normalization``, the mean and std of images
+        as JSON. ``.peft`` is a folder that ``peft`` loads. ``.pt2`` (torch.export) and ``.onnx`` hold all of it and run
+        without fedbac. What ``model`` may need of a loaded run is given again here too: ``dataset=`` and the like.
         """
         models = self._models(Inputs(**again))
         return save(models.of(edge, client), models.example, Path(path))

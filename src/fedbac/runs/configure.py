@@ -277,7 +277,9 @@ def reached(runtime: Runtime, address: str | None, source: Path) -> Runtime:
 
 def _refuse_lost_data(config: Mapping[str, Any], source: Path, with_data: bool) -> None:
     if config.get("data", {}).get("given_in_python") and not with_data:
-        raise ConfigError(f"{source}: the data of this run were given in Python; give them again with dataset=...")
+        raise ConfigError(
+            f"{source}: the data of this run were given in Python; give them again there with dataset=..."
+        )
 
 
 def check_ready(experiments: Iterable[Experiment], runtime: Runtime, inputs: Inputs) -> None:

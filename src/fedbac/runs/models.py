@@ -20,7 +20,6 @@ from fedbac.config.experiment import Experiment
 from fedbac.core import trees
 from fedbac.core.parts import (
     Anatomy,
-    Extending,
     Params,
     Parts,
     Personalization,
@@ -129,7 +128,7 @@ class Models:
             if self.own:
                 raise ConfigError(
                     f"model: with personalization {self.scheme.kind!r} every client has a model of its own; give "
-                    f"client={clients[0]} to {clients[-1]}, and no edge"
+                    f"client={clients[0]} to {clients[-1]} (--client), and no edge"
                 )
             _check("edge", edge, sorted(found for site in self.sites for found in site.edges))
             return next((m, 0) for m, site in enumerate(self.sites) if edge in site.edges)
@@ -210,9 +209,13 @@ def save(model: Predictor, example: Tensor, path: Path) -> Path:
 
 
 def _weights(model: Predictor, example: Tensor) -> bytes:
-    own = model.merged() if isinstance(model.scheme, Extending) and len(model.names) == 1 else model
+    own = model.merged() if len(model.scheme.terms or ()) == 1 else model  # a network's own names load into its class
+    statistics = {name: getattr(model, name) for name in ("mean", "std")}
+    # One entry, as the order of several is another in every file.
+    numbers = {name: value.flatten().tolist() for name, value in statistics.items() if value is not None}
+    metadata = {"normalization": json.dumps(numbers)} if numbers else None
     # Copies, as tied weights are one tensor under two names.
-    return to_safetensors({name: value.contiguous().clone() for name, value in own.state_dict().items()})
+    return to_safetensors({name: value.contiguous().clone() for name, value in own.state_dict().items()}, metadata)
 
 
 def _adapter(model: Predictor, folder: Path) -> Path:

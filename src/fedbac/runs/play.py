@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,10 @@ SECONDS_APART = 0.5
 UNMOVED = (
     "round %d: clients trained, but no gradient moved a weight of part %s in any client; is the network's output "
     "multiplied by 0, rounded or detached, or task.training.learning_rate far too small?"
+)
+ONE_CLASS = (
+    "every training label is class %d, so a model that always answers it scores 100 %% on such data; are the labels "
+    "right?"
 )
 ROUNDING, OF_DECAY = 2e-4, 0.1
 """What the rounding of many steps may add to a weight, as a share of it, and of what decay took away."""
@@ -114,7 +119,8 @@ def conduct(
         config["privacy"] = str(experiment.promise)
     if federation.edge_names:
         config["edge_names"] = list(federation.edge_names)
-    mix = [" ".join(map(str, counts)) for counts in federation.classes_per_edge().tolist()]
+    count_MK = federation.classes_per_edge()
+    mix = [" ".join(map(str, counts)) for counts in count_MK.tolist()]
     if experiment.promise is None and sum(map(len, mix)) <= MOST_CLASS_TEXT:  # else it would tell too much, or a book
         config["classes_per_edge"] = mix
     records: list[Record] = []
@@ -143,6 +149,9 @@ def conduct(
             if not records:
                 for warning in long_periods(config["experiment"]):
                     log.warning(warning)
+                there = np.flatnonzero(count_MK.sum(axis=0))
+                if experiment.task.loss.labels == "classes" and there.size == 1 and experiment.promise is None:
+                    log.warning(ONE_CLASS, there[0])
             tracking = Tracking(runtime.track, folder.path if folder else None, config)
             for record in records:
                 tracking.log(record)

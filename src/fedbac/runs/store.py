@@ -384,7 +384,10 @@ class RunFolder:
         state, troubles = self._newest(checkpoints.found(self.checkpoints), template, experiment, found)
         if state is None:
             why_not = "; ".join(troubles) or "none was saved, or they were removed when it was finished"
-            raise CheckpointError(f"{self.path}: there is no checkpoint to take a model from ({why_not})")
+            mend = f"fedbac run {self.config_file} --out NEW" if self.finished() else self.resume
+            raise CheckpointError(
+                f"{self.path}: there is no checkpoint to take a model from ({why_not}); play it: {mend}"
+            )
         return found.records[: state.round], state
 
     def state_at(self, round_: int, template: State, experiment: Mapping[str, Any]) -> State:
