@@ -178,7 +178,9 @@ def test_the_command_writes_a_model_that_ones_own_class_loads(here: Path, shell:
     wanted = ["model", "runs/mine", "--edge", "2", "--format", "safetensors", "--out", "edge2.safetensors"]
     assert "--allow nets.py" in shell(*wanted, code=2)
     said = shell(*wanted, "--allow", "nets.py")
-    assert "Written: edge2.safetensors, the model of edge 2 after round 2; without a card, as a run signs none" in said
+    assert (
+        "Written: edge2.safetensors, the model of edge 2 after round 2; no signed card, which only a kit gives" in said
+    )
     mine, x = packages.imported("nets.py:Net", "network")((3,), 4), torch.randn(5, 3)
     mine.load_state_dict(load_file("edge2.safetensors"))
     assert torch.allclose(mine(x), fedbac.load("runs/mine").model(edge=2)(x), rtol=0, atol=1e-6)
@@ -200,8 +202,14 @@ def test_the_command_writes_models_in_other_forms(form: str, written: str, here:
         (["runs/mine"], "edge= (--edge) is not given; there are edges 0 to 2"),
         (["runs/mine", "--edge", "0", "--out", "a.onnx"], "--out: a.onnx must end with .pt2"),
         (["runs/mine", "--edge", "0", "--format", "peft"], "no low-rank products, so nothing for peft"),
-        (["runs/mine", "--verify", "a.pt2"], "--verify: it is for a site's kit; runs/mine is a run folder, whose"),
-        (["runs/mine", "--edge", "0", "--from", "x"], "--from: it is for a site's kit; runs/mine is a run folder"),
+        (
+            ["runs/mine", "--verify", "a.pt2"],
+            "--verify: runs/mine is a run folder, and only models of a site's kit have",
+        ),
+        (
+            ["runs/mine", "--edge", "0", "--from", "x"],
+            "--from: runs/mine is a run folder, and only models of a site's kit have",
+        ),
         (["runs", "--edge", "0"], "runs: it is no run folder (no config.yaml) and no kit (no site.yaml); name one of"),
         (["runs/ditto", "--edge", "0"], "every client has a model of its own; give client=0 to 5 (--client), and no"),
         (["runs/begun", "--edge", "0"], "no checkpoint to take a model from (none was saved"),

@@ -63,7 +63,7 @@ def model(
         if verify is not None or kept is not None:
             option = "--from" if verify is None else "--verify"
             raise ConfigError(
-                f"{option}: it is for a site's kit; {folder} is a run folder, whose models have no card; leave it out"
+                f"{option}: {folder} is a run folder, and only models of a site's kit have cards; leave it out"
             )
         _of_run(run, edge, client, path, data_folder)
         return
@@ -71,7 +71,7 @@ def model(
         raise ConfigError(f"{folder}: it is no run folder (no config.yaml) and no kit (no site.yaml); name one of them")
     if data_folder is not None or format_ == ModelFormat.PEFT:
         option = "--format peft" if data_folder is None else "--data"
-        raise ConfigError(f"{option}: that is for run folders; leave it out for a kit, which signs one file")
+        raise ConfigError(f"{option}: that is for run folders; leave it out for a kit")
     with extra("deploy", "a federation on a network"):
         from fedbac.deploy.pki import cards
         from fedbac.deploy.pki.kits import Kit
@@ -104,4 +104,4 @@ def _of_run(folder: "RunFolder", edge: int | None, client: int | None, path: Pat
         )
     run.save_model(path, edge, client=client, data_folder=data_folder)
     whose = f"edge {edge}" if client is None else f"client {client}"
-    say(f"Written: {path}, the model of {whose} after round {run.models.round}; without a card, as a run signs none")
+    say(f"Written: {path}, the model of {whose} after round {run.models.round}; no signed card, which only a kit gives")
