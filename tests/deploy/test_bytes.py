@@ -41,12 +41,13 @@ def test_messages_are_counted_by_kind() -> None:
     assert counted.present() == {"a", "b"}
 
 
+@pytest.mark.parametrize("frozen", [(), ("1.weight",)], ids=["all learns", "a frozen layer"])
 @pytest.mark.parametrize("method", first(1, ["fed-bac", "hierfavg", "ditto-edges"]))
-def test_links_carry_what_the_ledger_counts(method: str, tmp_path: Path) -> None:
+def test_links_carry_what_the_ledger_counts(method: str, frozen: tuple[str, ...], tmp_path: Path) -> None:
     """The numbers that messages carry for training are those of the ledger, on both tiers and both ways."""
     dataset = toy()
     inputs = Inputs(dataset=dataset)
-    experiment = configure(method, tiny_task(network=Perceptron(hidden=(64,))), inputs=inputs)
+    experiment = configure(method, tiny_task(network=Perceptron(hidden=(64,)), frozen=frozen), inputs=inputs)
     whole = assemble(experiment, dataset=dataset)
     federation = MemoryFederation(experiment, tmp_path, cut(dataset, whole.shards))
     cloud = federation.cloud = Counted(federation.cloud)  # type: ignore[assignment]

@@ -238,6 +238,7 @@ RESUMED = {
     "momentum of what a client keeps, in two rounds of edges": ("ditto", PERSIST, TWICE),
     "what clients left out of their updates": ("fed-bac", *LINKS),
     "without edges between": ("fedavg", PERSIST, *FLAT_LINKS),
+    "pulls of each client, and a step of the cloud that remembers": ("feddyn", *SOME),
 }
 
 

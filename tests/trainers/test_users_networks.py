@@ -124,6 +124,22 @@ def test_frozen_weights_belong_to_no_part_and_all_networks_share_them(
         assert not any(name.startswith(f"{number}.") for part in trained.parts_C.values() for name in part)
 
 
+@pytest.mark.parametrize("path", ["loop", "vmap"])
+def test_a_trainer_with_several_networks_holds_frozen_weights_once(path: str) -> None:
+    def build() -> nn.Module:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 29), nn.ReLU(), nn.Linear(29, 4))
+        network[1].requires_grad_(False)
+        return network
+
+    scheme = Additive()
+    federation = setting(scheme, user=build)
+    trainer = make(path, federation, scheme)
+    trainer.train(requests(federation, scheme))
+    gc.collect()
+    found = [value for value in gc.get_objects() if type(value) is nn.Parameter and value.shape == (29, 64)]
+    assert {value.data_ptr() for value in found} == {federation.network.get_parameter("1.weight").data_ptr()}
+
+
 def test_a_part_of_which_all_is_frozen_is_refused() -> None:
     def build() -> nn.Module:
         network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 4))

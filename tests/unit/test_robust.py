@@ -20,6 +20,7 @@ from fedbac.core.settings import FloatArray
 from fedbac.data import planted_groups
 from fedbac.errors import PolicyError
 from fedbac.local import LoopTrainer
+from fedbac.rounds.edge import combined_parts
 from fedbac.steps import Adam
 from fedbac.topology import Flat
 from tests.covering import first
@@ -242,6 +243,11 @@ def test_an_edge_combines_the_changes_of_healthy_clients_row_by_row(name: str) -
     assert torch.equal(first.bank["own"]["w"][5], first.before["own"]["w"][5]), "client 4 is broken"
     for other, part in itertools.product(averages[1:], sent):
         assert torch.equal(other.bank[part]["w"], first.bank[part]["w"])
+
+
+def test_the_mean_holds_no_clients_and_other_rules_hold_all() -> None:
+    assert combined_parts(Method(name="m")) == frozenset()
+    assert combined_parts(Method(name="m", aggregation=Median())) == {"global"}
 
 
 def test_a_row_of_one_client_is_copied_and_one_of_nobody_stays() -> None:

@@ -147,7 +147,7 @@ class EdgeRound:
         first, edge_rounds = self.order.edge_round, self.experiment.method.topology.edge_rounds
         for edge_round in range(first, first + edge_rounds):
             yield from self._edge_round(edge_round, last=edge_round + 1 == first + edge_rounds)
-        changes = self._upload()
+        sent = self._upload()
         return TrainReport(
             bank=self.bank,
             weight=self.weight,
@@ -161,7 +161,7 @@ class EdgeRound:
             readings=self.readings,
             updates=self.updates,
             links=self.links,
-            changes=changes,
+            changes=sent,
             seconds=None if self.experiment.world is None else self.seconds,
             waiting=None if self.late is None else self.late.waiting,
             ages=() if self.late is None else tuple(self.late.ages),

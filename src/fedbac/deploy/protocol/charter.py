@@ -419,7 +419,7 @@ def read_facts(said: Any) -> Facts:
     try:
         facts = Facts.model_validate(said)
     except ValidationError as error:
-        raise WireError(f"facts: {quoted(said)} says not what the data are") from error
+        raise WireError(f"facts: {quoted(said)} does not describe data") from error
     good = facts.dtype in NUMBERS and are_sides(facts.shape) and (facts.sums is None or are_sums(facts.sums))
     good = good and (not facts.label_shape or are_sides(facts.label_shape))
     good = good and (facts.largest_token is None or facts.dtype == "int64")

@@ -1,6 +1,6 @@
 """All messages of a federation, each declared once.
 
-Orders, requests and answers are those of the simulator: ``rounds.orders`` between cloud and edges, and
+Orders, requests and answers are those of the simulator: ``rounds.messages`` between cloud and edges, and
 ``core.requests``, client by client, between sites and clients. A field of theirs travels unless it is marked as local.
 Parts that an edge or a client owns stay there: whoever reads a request adds its own, and then checks the rows. An
 answer must be like the one that stands for it when it is lost.
