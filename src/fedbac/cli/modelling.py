@@ -104,4 +104,4 @@ def _of_run(folder: "RunFolder", edge: int | None, client: int | None, path: Pat
         )
     run.save_model(path, edge, client=client, data_folder=data_folder)
     whose = f"edge {edge}" if client is None else f"client {client}"
-    say(f"Written: {path}, the model of {whose} after round {run.models.round}; no signed card, which only a kit gives")
+    say(f"Written: {path}, the model of {whose} after round {run.models.round}, unsigned: only kits sign models")
