@@ -164,6 +164,10 @@ MUTANTS = {
     ),
     "unfit before it rejoined": Mutant("deploy/roles/calls.py", " if name not in self._rejoined}", "}", REJOINED),
     "rejoined for ever": Mutant("deploy/roles/calls.py", "self._rejoined -= set(new)", "pass", REJOINED),
+    "an older list of revoked certificates than one that was copied": Mutant(
+        "deploy/pki/credentials.py", "self.refresh()  # somebody", "pass  # somebody",
+        "tests/deploy/test_kits.py::test_a_list_that_arrives_replaces_no_newer_one_that_was_copied_meanwhile",
+    ),
     "an old backup of the cloud": Mutant(
         "deploy/roles/data_holder.py", "newest[0] > last + ROUNDS_BACK or found", "found", f"{ROLLBACK}::{OLD_BACKUP}"
     ),

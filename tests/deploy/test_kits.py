@@ -262,6 +262,19 @@ def test_an_edge_takes_a_newer_list_and_no_older_or_forged_one(clinic: Federatio
     assert serial in far.revoked().serials
 
 
+def test_a_list_that_arrives_replaces_no_newer_one_that_was_copied_meanwhile(tmp_path: Path) -> None:
+    clinic = make(tmp_path / "clinic", 2)
+    edge, clients = Kit.load(clinic.kit("edge-0")), [f"edge-0-client-{n}" for n in range(2)]
+    revoked, lists = Revoked(credentials_of(edge.folder, edge.site)), list[bytes]()
+    for name in clients:
+        clinic.authority.revoke(name)
+        lists.append(clinic.authority.list_file.read_bytes())
+    edge.list_file.write_bytes(lists[1])  # and the list is not looked at before the cloud passes on the other
+    assert not revoked.take(lists[0])
+    assert edge.list_file.read_bytes() == lists[1]
+    assert all(Kit.load(clinic.kit(name)).identity in revoked for name in clients)
+
+
 def test_a_kit_s_key_shows_in_no_text(clinic: FederationFolder) -> None:
     kit = Kit.load(clinic.kit("cloud"))
     pair = clinic.authority.issue({"cloud": "cloud"})["cloud"]
@@ -304,6 +317,10 @@ def test_an_edge_that_cannot_store_a_list_says_so_and_obeys_it(
     assert client.identity in revoked
     assert kit.list_file.read_bytes() == before
     assert "Read-only file system); the new list of revoked certificates holds until this site stops" in caplog.text
+    monkeypatch.undo()  # now it can, and the cloud passes the list on whenever a link begins
+    assert revoked.take(newer)
+    assert kit.list_file.read_bytes() == newer
+    assert not revoked.take(newer)
 
 
 def test_a_list_that_was_passed_on_holds_beside_that_of_the_file(tmp_path: Path) -> None:

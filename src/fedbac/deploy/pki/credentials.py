@@ -86,21 +86,24 @@ class Revoked:
     def __init__(self, credentials: Credentials) -> None:
         self._path, self._authority = credentials.revoked, credentials.authority
         self._stamp = self._now()
-        self._newest = self._read()
+        self._newest, self._kept = self._read(), True
 
     def __contains__(self, identity: Identity) -> bool:
         return identity.serial in self._newest.serials
 
     def take(self, pem: bytes) -> bool:
-        """Believe and keep a list that a parent passed on, if it is genuine and newer; return whether it was newer."""
+        """Believe and keep a list that a parent passed on, if it is genuine and newer; return whether it was."""
         newer = authority.read_revoked(pem, read(self._authority), "the list of revoked certificates that arrived")
-        if newer.number <= self._newest.number:
+        self.refresh()  # somebody may have copied a still newer one
+        known = self._newest.number
+        if newer.number < known or (newer.number == known and self._kept):
             return False
-        self._newest = newer
+        self._newest, self._kept = newer, True
         try:
             if self._path is not None:
                 write_whole(self._path, pem)
         except OutputError as error:
+            self._kept = False  # until it comes once more
             log.error(
                 "%s; the new list of revoked certificates holds until this site stops. Let it write there, or copy the "
                 "list before the next start",
