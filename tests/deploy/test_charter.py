@@ -149,6 +149,8 @@ def test_an_edge_takes_no_charter_that_keeps_a_client_s_numbers_from_it(tmp_path
         lambda plain: plain["pixels"][0].append(0.5),
         lambda plain: plain.update(pixels=[[float("nan")], [1.0]]),
         lambda plain: plain.update(pixels=[[0.5], [0.0]]),
+        lambda plain: plain.update(largest_token="5"),
+        lambda plain: plain.update(largest_token=True),
     ],
 )
 def test_a_charter_that_cannot_be_is_refused(tmp_path: Path, spoil: Any) -> None:

@@ -98,7 +98,7 @@ class Charter:
     shape: tuple[int, ...]
     dtype: str
     num_classes: int
-    largest_token: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None
+    largest_token: Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)] | None
     pixels: tuple[tuple[float, ...], ...] | None
     """Per channel, mean and deviation of all training images; of sums, a site would learn how many others hold."""
     clients: tuple[tuple[int, ...], ...]
