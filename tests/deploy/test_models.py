@@ -230,6 +230,7 @@ def of_another_federation(model: Path, clinic: FederationFolder) -> None:
         (edited(round=2), "the card was changed after 'edge-1' signed it"),
         (edited(signature="AAAA"), "the card was changed after 'edge-1' signed it"),
         (edited(signature="no base 64"), "the card was changed after 'edge-1' signed it"),
+        (edited(signature="ä"), "the card was changed after 'edge-1' signed it"),
         (edited(certificate="none"), "certificate of 'edge-1': it is no certificate"),
         (edited(more=1), "more: unknown field"),
         (resigned("edge-0"), "'edge-0' signed for 'edge-0' a model of 'edge-1'"),
