@@ -324,6 +324,24 @@ def test_an_edge_that_lies_is_absent(lie: str, tmp_path: Path, caplog: pytest.Lo
     assert reason in caplog.text
 
 
+def test_an_order_with_a_memory_that_no_policy_can_use_is_refused_as_an_order(tmp_path: Path) -> None:
+    federation, enrolled = begun(tmp_path, "oort", rounds=1)
+    honest, refused = federation.cloud.answers["edge-0"], list[str]()
+
+    def answer(payload: bytes, gone: Any) -> Any:
+        message = decode(payload, ("begin", "train", "measure", "model"))
+        if message.kind == "train":
+            with pytest.raises(DeployError) as caught:
+                honest(again(message, order__selection__played=np.array([np.nan])), gone)
+            refused.append(str(caught.value))
+        return honest(payload, gone)
+
+    federation.cloud.answers["edge-0"] = answer
+    played(federation, enrolled)
+    assert len(refused) == 1
+    assert refused[0].startswith("train: this order of the cloud cannot be played: method.selection 'oort': act()")
+
+
 def test_an_edge_whose_clients_count_alike_cannot_count_their_examples(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

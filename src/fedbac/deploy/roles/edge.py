@@ -50,7 +50,7 @@ from fedbac.deploy.roles.status import Board
 from fedbac.deploy.settings import DeploySettings, SiteConfig, quorum
 from fedbac.deploy.transports.base import Answered, Children
 from fedbac.deploy.transports.connect import children_of, serve_parent
-from fedbac.errors import quoted
+from fedbac.errors import PolicyError, quoted
 from fedbac.local import one_thread
 from fedbac.rounds.edge import Common, serve
 from fedbac.rounds.messages import MeasureOrder, MeasureReport, Order, Report, Site, TrainOrder, TrainReport
@@ -253,6 +253,8 @@ class Edge:
             return said
         except ForgottenError:
             return FORGOTTEN
+        except PolicyError as error:  # for what the order says that policies remember, or of a policy's own
+            raise WireError(f"{message.kind}: this order of the cloud cannot be played: {error}") from error
         except TooFewClientsError as error:
             self.silences.note([self.site.name], {self.site.name: str(error)})
             return sent("absent", reason=error.public, present=self._present())
