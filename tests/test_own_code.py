@@ -178,9 +178,7 @@ def test_the_command_writes_a_model_that_ones_own_class_loads(here: Path, shell:
     wanted = ["model", "runs/mine", "--edge", "2", "--format", "safetensors", "--out", "edge2.safetensors"]
     assert "--allow nets.py" in shell(*wanted, code=2)
     said = shell(*wanted, "--allow", "nets.py")
-    assert (
-        "Written: edge2.safetensors, the model of edge 2 after round 2, unsigned: only kits sign models" in said
-    )
+    assert "Written: edge2.safetensors, the model of edge 2 after round 2, unsigned: only kits sign models" in said
     mine, x = packages.imported("nets.py:Net", "network")((3,), 4), torch.randn(5, 3)
     mine.load_state_dict(load_file("edge2.safetensors"))
     assert torch.allclose(mine(x), fedbac.load("runs/mine").model(edge=2)(x), rtol=0, atol=1e-6)

@@ -324,10 +324,13 @@ def test_a_threshold_of_zero_never_moves() -> None:
 @pytest.mark.full
 def test_fed_bac_before_its_first_assignment_is_frozen_singletons() -> None:
     bac, frozen = METHODS["fed-bac"](GROUND_TASK), METHODS["singletons"](GROUND_TASK)
-    left, right = (play(method, DATA, VALIDATED, num_rounds=13) for method in (bac, frozen))
+    late, early = (
+        bac.model_copy(update={"clustering": bac.clustering.model_copy(update={"period": period})})  # type: ignore[attr-defined]
+        for period in (20, 6)
+    )
+    left, right = (play(method, DATA, VALIDATED, num_rounds=13) for method in (late, frozen))
     assert without(left.records) == without(right.records)
     assert distance(left.end.parts, right.end.parts) == 0
-    early = bac.model_copy(update={"clustering": bac.clustering.model_copy(update={"period": 6})})  # type: ignore[attr-defined]
     assert without(play(early, DATA, VALIDATED, num_rounds=13).records) != without(left.records)
 
 
